@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import threading
@@ -23,41 +22,16 @@ from tidegate.connectors.files.sink.sink_layout import FileLayout
 from tidegate.connectors.storage import sync_to_disk
 from tidegate.connectors.transactions import Committable, SinkContext, TransactionId, parse_transaction_id
 from tidegate.connectors.upserts.key_set import KeySet
-from tidegate.connectors.upserts.staged_groups import (
-    LEADER_TIMEOUT_S,
-    LONGEST_POLL_S,
-    ORDER_TIMEOUT_S,
-    SHORTEST_POLL_S,
-    StagedRecord,
-    awaited_before,
-    mates_of,
-)
+from tidegate.connectors.upserts.staged_groups import GroupMember, GroupSearch
 from tidegate.connectors.upserts.upsert_staging import UpsertStaging
 from tidegate.connectors.upserts.write_mode import rows_schema
-from tidegate.errors import OutageError, TidegateError
+from tidegate.errors import OutageError
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 5.0
 """Wait after a failed attempt, seconds: doubled each time, and random, so that writers in conflict part."""
-
-
-logger = logging.getLogger("tidegate.connectors")
-
-
-@dataclass
-class _Wait:
-    """A wait of one commit for other subtasks. Args: left_s: seconds that remain; next_s: next pause, seconds."""
-
-    left_s: float
-    next_s: float = SHORTEST_POLL_S
-
-    def step(self) -> float:
-        """Return the next pause, and count it."""
-        pause, self.next_s = self.next_s, min(2 * self.next_s, LONGEST_POLL_S)
-        self.left_s -= pause
-        return pause
 
 
 @dataclass
@@ -90,8 +64,9 @@ class DeltaUpsertWriter(DeltaWriter):
 
     1. Read the log, and look for the transaction there and for its marker, as `DeltaWriter` does.
 
-    2. Wait until no other subtask has rows of an older checkpoint that may have the same keys (`awaited_before`). If
-    another subtask leads the group of the transaction (`CommitGroups`), wait for it. After each wait go to step 1.
+    2. Find the group of the transaction (`GroupSearch`): the transactions that other subtasks staged for the same
+    checkpoint. Wait if another subtask leads the group, or has older rows that may have the same keys. After each wait
+    go to step 1.
 
     3. Move the data files of the group to their places. Find the files of the table that hold one of the keys, and
     write their other rows to new files.
@@ -170,7 +145,10 @@ class DeltaUpsertWriter(DeltaWriter):
             super()._commit(handle)
             return
         made = parse_transaction_id(handle.transaction_id)
-        order, leader, failures = _Wait(ORDER_TIMEOUT_S), _Wait(LEADER_TIMEOUT_S), 0
+        search = GroupSearch(
+            self._staging.groups, self._ctx, handle, self._where(made), self._staging.keys_of, self._pause
+        )
+        failures = 0
         problem: str | None = None
         rewrite: _Rewrite | None = None
         while failures < COMMIT_ATTEMPTS:
@@ -180,97 +158,49 @@ class DeltaUpsertWriter(DeltaWriter):
                 return
             if found == "logged":
                 break
-            group = self._group(table, handle, order, leader)
+
+            def is_committed(subtask: int, checkpoint_id: int, table: DeltaTable = table) -> bool:
+                return self._is_committed(table, replace(made, subtask=subtask, checkpoint_id=checkpoint_id))
+
+            group = search.found(is_committed, self._make_ready)
             if group is None:
                 continue
-            if rewrite is None or rewrite.members != tuple(h.transaction_id for h, _ in group):
+            if rewrite is None or rewrite.members != tuple(member.handle.transaction_id for member in group):
                 self._discard(rewrite, table)
                 rewrite = self._begin_rewrite(table, group)
-            problem = self._replace(table, [h for h, _ in group], rewrite)
+            problem = self._replace(table, [member.handle for member in group], rewrite)
             if problem is None:
                 break
             failures += 1
             # Random, but not for security.
-            self._pause(random.uniform(0.5, 1) * min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**failures), made)
+            self._pause(random.uniform(0.5, 1) * min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**failures))
         else:
             raise self._not_accepted(made, problem)
         self._mark_with_files(handle)
 
-    def _pause(self, pause_s: float, made: TransactionId) -> None:
+    def _pause(self, pause_s: float) -> None:
         self._wait(pause_s)
         if self._closing.is_set():
-            raise OutageError("the commit was given up, because its run ends", where=self._where(made))
+            where = f"sink {self._ctx.uid!r}, subtask {self._ctx.subtask}"
+            raise OutageError("the commit was given up, because its run ends", where=where)
 
-    def _group(
-        self, table: DeltaTable, handle: Committable, order: _Wait, leader: _Wait
-    ) -> list[tuple[Committable, pa.Table]] | None:
-        """Return the transactions to commit together with this one, in order of their subtasks, and their keys.
-
-        None: another subtask must commit first, and was awaited; read the log again.
-        """
-        made = parse_transaction_id(handle.transaction_id)
-        groups = self._staging.groups
-        records = groups.records()
-
-        def is_committed(record: StagedRecord) -> bool:
-            return self._is_committed(table, replace(made, subtask=record.subtask), record.checkpoint_id)
-
-        older = awaited_before(made, int(handle.data["of"]), self._ctx, records, is_committed, groups.parallelism_of)
-        if older:
-            if order.left_s <= 0:
-                raise OutageError(
-                    f"rows of checkpoint {min(older)} are not committed, so the upsert cannot begin",
-                    where=self._where(made),
-                    cause="other subtasks staged these rows at another parallelism, and have not committed them within "
-                    f"{ORDER_TIMEOUT_S:.0f} s",
-                    remedy="Check in the log why the other subtasks do not commit. The next start repeats the commit",
-                )
-            self._pause(order.step(), made)
-            return None
-        mates = mates_of(made, records, is_committed)
-        if mates and mates[0].subtask < made.subtask and leader.left_s > 0:
-            self._pause(leader.step(), made)
-            return None
-        group = [(handle, self._staging.keys_of(handle))]
-        for record in mates:
-            self._join(group, groups.read(record.path), made)
-        return sorted(group, key=lambda member: _order(parse_transaction_id(member[0].transaction_id)))
-
-    def _is_committed(self, table: DeltaTable, made: TransactionId, checkpoint_id: int) -> bool:
-        if table.transaction_version(application_id(made)) == checkpoint_id:
+    def _is_committed(self, table: DeltaTable, made: TransactionId) -> bool:
+        if table.transaction_version(application_id(made)) == made.checkpoint_id:
             return True
-        return self._fs.exists(self._marker_of(made, checkpoint_id)) or self._packs.holds(made.subtask, checkpoint_id)
+        marker = self._marker_of(made, made.checkpoint_id)
+        return self._fs.exists(marker) or self._packs.holds(made.subtask, made.checkpoint_id)
 
-    def _join(self, group: list[tuple[Committable, pa.Table]], mate: Committable | None, made: TransactionId) -> None:
-        """Add another subtask's transaction to a group if it can be committed now. If not, its own subtask does it."""
-        if mate is None or "keys" not in mate.data:
-            return
-        other = parse_transaction_id(mate.transaction_id)
-        if replace(other, subtask=made.subtask, number=made.number) != made:
-            return
-        try:
-            keys = self._staging.keys_of(mate)
-            self._publish_files(mate)
-        except (TidegateError, OSError):
-            return
-        if keys.schema.names != group[0][1].schema.names or any(KeySet(k).overlaps(keys) for _, k in group):
-            logger.warning(
-                "sink %r: subtasks %d and others have rows of the same key, so it is undefined which one is stored; "
-                "repartition the stream by the key",
-                self._ctx.uid,
-                other.subtask,
-            )
-            return
-        group.append((mate, keys))
+    def _make_ready(self, mate: Committable) -> bool:
+        self._publish_files(mate)
+        return True
 
-    def _begin_rewrite(self, table: DeltaTable, group: Sequence[tuple[Committable, pa.Table]]) -> _Rewrite:
-        made = parse_transaction_id(group[0][0].transaction_id)
+    def _begin_rewrite(self, table: DeltaTable, group: Sequence[GroupMember]) -> _Rewrite:
         # Files of other writers may hold nulls in columns that the records never have as null.
         nullable = {column.name: column.nullable for column in table.schema().fields}
         rows = pa.schema([column.with_nullable(nullable[column.name]) for column in self._stored])
-        keys = KeySet(pa.concat_tables([keys for _, keys in group]))
-        keyed = KeyedFiles(self._log_files, rows, self._partition_by, keys, self._where(made))
-        return _Rewrite(tuple(handle.transaction_id for handle, _ in group), keyed, table.version())
+        keys = KeySet(pa.concat_tables([member.keys for member in group]))
+        keyed = KeyedFiles(self._log_files, rows, self._partition_by, keys, self._where(group[0].made))
+        return _Rewrite(tuple(member.handle.transaction_id for member in group), keyed, table.version())
 
     def _replace(self, table: DeltaTable, group: Sequence[Committable], rewrite: _Rewrite) -> str | None:
         """Try once to commit a group. Returns None or the problem, as `DeltaLog.change`."""

@@ -20,10 +20,14 @@ class KeySet:
 
     Args:
         keys: a column for each key column, without nulls; keys may be repeated.
+
+    Attributes:
+        names, types: of the key columns.
     """
 
     def __init__(self, keys: pa.Table) -> None:
         self.names: Sequence[str] = keys.column_names
+        self.types: Sequence[pa.DataType] = keys.schema.types
         self._columns = {name: keys[name].combine_chunks() for name in self.names}
         self._values: list[pa.Array] = []
         self._numbers: list[npt.NDArray[np.int64]] = []
@@ -42,7 +46,7 @@ class KeySet:
         """Return which rows have a key of the set. A row with a null has none.
 
         Args:
-            columns: the key columns in the order of `names`, with the types of the keys.
+            columns: the key columns in the order of `names`, with `types`.
         """
         rows = len(columns[0])
         found = np.ones(rows, bool)

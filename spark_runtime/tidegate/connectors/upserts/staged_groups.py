@@ -1,4 +1,4 @@
-"""Records of staged upserts: which subtasks commit together, and what must be committed before (S7.4, S7.8).
+"""Groups of staged upserts: which subtasks commit together, and what must be committed before (S7.4, S7.8).
 
 Upserts of one key must reach the table in the order of their checkpoints. All rows of a key pass through one subtask,
 which commits its transactions in order. Only two cases need more: a subtask that commits for others, and a job whose
@@ -8,13 +8,25 @@ parallelism has changed while transactions wait for a verdict.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+import logging
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
 
 from tidegate.connectors.files.sink.sink_layout import StagedName, parse_staged_name
 from tidegate.connectors.iceberg.commit_group import RECORD_SUFFIX, CommitGroups
-from tidegate.connectors.transactions import SinkContext, TransactionId, file_name_token, owns_leftovers_of
+from tidegate.connectors.transactions import (
+    Committable,
+    SinkContext,
+    TransactionId,
+    file_name_token,
+    owns_leftovers_of,
+    parse_transaction_id,
+)
+from tidegate.connectors.upserts.key_set import KeySet
+from tidegate.errors import OutageError, TidegateError
 
 ORDER_TIMEOUT_S = 60.0
 """Longest wait, in seconds, for an older checkpoint that another subtask must commit after a rescale."""
@@ -22,6 +34,8 @@ LEADER_TIMEOUT_S = 20.0
 """Longest wait, in seconds, for the leader of a group, which may rewrite many files; then a subtask commits itself."""
 SHORTEST_POLL_S, LONGEST_POLL_S = 0.05, 1.0
 """Pauses between two looks at the table during a wait, seconds: doubled each time."""
+
+logger = logging.getLogger("tidegate.connectors")
 
 
 @dataclass(frozen=True)
@@ -72,47 +86,148 @@ class StagedGroups(CommitGroups):
         return None
 
 
-def mates_of(
-    made: TransactionId, records: Sequence[StagedRecord], is_committed: Callable[[StagedRecord], bool]
-) -> list[StagedRecord]:
-    """Return the records of the other subtasks whose transactions may be committed together with `made`.
-
-    A subtask with an older transaction that is not committed is left out: it commits both itself, in their order.
-    """
-    behind = {r.subtask for r in records if r.checkpoint_id < made.checkpoint_id and not is_committed(r)}
-    return [
-        record
-        for record in records
-        if record.is_of_group(made)
-        and record.subtask != made.subtask
-        and record.subtask not in behind
-        and not is_committed(record)
-    ]
-
-
-def awaited_before(
-    made: TransactionId,
-    staged_at: int,
-    ctx: SinkContext,
-    records: Sequence[StagedRecord],
-    is_committed: Callable[[StagedRecord], bool],
-    parallelism_of: Callable[[StagedRecord], int | None],
-) -> Collection[int]:
-    """Return the older checkpoints whose rows may have the keys of `made`, and which other subtasks must commit first.
-
-    These are transactions staged at another parallelism, because there a key belonged to another subtask. This
-    subtask commits its own ones in their order before. Records that failed runs left are removed when a run starts, so
-    a wait for one of them ends.
+class Wait:
+    """A wait of one commit for other subtasks, in pauses.
 
     Args:
-        staged_at: the parallelism at which `made` was staged.
+        limit_s: longest time of all pauses together, seconds.
     """
-    return {
-        record.checkpoint_id
-        for record in records
-        if record.checkpoint_id < made.checkpoint_id
-        and not record.is_of_run(made)
-        and not owns_leftovers_of(ctx, record.subtask)
-        and parallelism_of(record) not in (None, staged_at)
-        and not is_committed(record)
-    }
+
+    def __init__(self, limit_s: float) -> None:
+        self._left_s = limit_s
+        self._next_s = SHORTEST_POLL_S
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the limit is reached."""
+        return self._left_s <= 0
+
+    def step(self) -> float:
+        """Return the next pause, seconds, and count it."""
+        pause, self._next_s = self._next_s, min(2 * self._next_s, LONGEST_POLL_S)
+        self._left_s -= pause
+        return pause
+
+
+@dataclass(frozen=True)
+class GroupMember:
+    """A transaction that is committed together with others, and the keys that it changes."""
+
+    handle: Committable
+    keys: pa.Table
+
+    @property
+    def made(self) -> TransactionId:
+        """The id of the transaction."""
+        return parse_transaction_id(self.handle.transaction_id)
+
+
+class GroupSearch:
+    """The group of one transaction; the search is repeated until nothing has to be awaited.
+
+    Args:
+        handle: the transaction, staged in upsert mode.
+        where: the sink and transaction, for messages.
+        keys_of: reads the keys of a transaction; raises TidegateError if they are lost.
+        pause: waits for a time in seconds; raises if the run ends.
+    """
+
+    def __init__(
+        self,
+        groups: StagedGroups,
+        ctx: SinkContext,
+        handle: Committable,
+        where: str,
+        keys_of: Callable[[Committable], pa.Table],
+        pause: Callable[[float], None],
+    ) -> None:
+        self._groups = groups
+        self._ctx = ctx
+        self._handle = handle
+        self._made = parse_transaction_id(handle.transaction_id)
+        self._where = where
+        self._keys_of = keys_of
+        self._pause = pause
+        self._order = Wait(ORDER_TIMEOUT_S)
+        self._leader = Wait(LEADER_TIMEOUT_S)
+
+    def found(
+        self, is_committed: Callable[[int, int], bool], make_ready: Callable[[Committable], bool]
+    ) -> list[GroupMember] | None:
+        """Return the transactions to commit together, this one among them, in order of their subtasks.
+
+        None: another subtask must commit first, and was awaited; look at the table again.
+
+        Args:
+            is_committed: whether the transaction of a subtask and checkpoint is committed in the table that was read.
+            make_ready: moves the files of another transaction to their places; whether they can be committed now.
+
+        Raises:
+            OutageError: an older checkpoint is not committed in time.
+        """
+        made, records = self._made, self._groups.records()
+        known = [r for r in records if r.checkpoint_id <= made.checkpoint_id]
+        open_ones = [r for r in known if not is_committed(r.subtask, r.checkpoint_id)]
+        older = [r for r in open_ones if r.checkpoint_id < made.checkpoint_id]
+        if any(self._must_precede(record) for record in older):
+            self._await_order(older[0].checkpoint_id)
+            return None
+        # A subtask with an older transaction commits both itself, in their order.
+        behind = {record.subtask for record in older}
+        group = [r for r in open_ones if r.is_of_group(made) and r.subtask != made.subtask]
+        mates = [record for record in group if record.subtask not in behind]
+        if mates and mates[0].subtask < made.subtask and not self._leader.is_over:
+            self._pause(self._leader.step())
+            return None
+        members = [GroupMember(self._handle, self._keys_of(self._handle))]
+        for record in mates:
+            self._join(members, record, make_ready)
+        return sorted(members, key=lambda member: member.made.subtask)
+
+    def _must_precede(self, record: StagedRecord) -> bool:
+        """Return whether another subtask must commit an older transaction first, because it may have the same keys.
+
+        It was staged at another parallelism: there a key belonged to another subtask. This subtask has committed its
+        own older transactions before. Records that failed runs left are removed when a run starts.
+        """
+        if record.is_of_run(self._made) or owns_leftovers_of(self._ctx, record.subtask):
+            return False
+        return self._groups.parallelism_of(record) not in (None, int(self._handle.data["of"]))
+
+    def _await_order(self, oldest: int) -> None:
+        if self._order.is_over:
+            raise OutageError(
+                f"rows of checkpoint {oldest} are not committed, so the upsert cannot begin",
+                where=self._where,
+                cause="other subtasks staged these rows at another parallelism, and have not committed them within "
+                f"{ORDER_TIMEOUT_S:.0f} s",
+                remedy="Check in the log why the other subtasks do not commit. The next start repeats the commit",
+            )
+        self._pause(self._order.step())
+
+    def _join(
+        self, members: list[GroupMember], record: StagedRecord, make_ready: Callable[[Committable], bool]
+    ) -> None:
+        """Add another subtask's transaction if it can be committed now. If not, its own subtask commits it."""
+        mate = self._groups.read(record.path)
+        if mate is None or "keys" not in mate.data:
+            return
+        other = parse_transaction_id(mate.transaction_id)
+        if replace(other, subtask=self._made.subtask, number=self._made.number) != self._made:
+            return
+        try:
+            keys = self._keys_of(mate)
+            if not make_ready(mate):
+                return
+        except (TidegateError, OSError):
+            return
+        names = members[0].keys.column_names
+        if keys.column_names != names or any(KeySet(member.keys).overlaps(keys) for member in members):
+            logger.warning(
+                "%s: subtask %d has rows of the same keys, so it is undefined which one is stored; repartition the "
+                "stream by the key",
+                self._where,
+                other.subtask,
+            )
+            return
+        members.append(GroupMember(mate, keys))
