@@ -276,30 +276,6 @@ class DeltaLog:
                 sync_to_disk(os.path.join(folder, f"{version:020}.json"))
         sync_to_disk(folder)
 
-    def restore(
-        self, table: DeltaTable, version: int, applications: Mapping[str, int], metadata: Mapping[str, str]
-    ) -> str | None:
-        """Append one entry that makes the files of a version the files of the table, as a successor of `table`.
-
-        Returns as `append`, but it fails if any entry was appended since, or if a file of the version is missing.
-        """
-        from deltalake import CommitProperties, Transaction
-        from deltalake.exceptions import DeltaError
-
-        properties = CommitProperties(
-            app_transactions=[Transaction(name, number) for name, number in applications.items()],
-            custom_metadata=dict(metadata),
-            # As in `change`.
-            max_commit_retries=0,
-        )
-        before = table.version()
-        try:
-            table.restore(version, commit_properties=properties)
-            self._make_durable(table, before)
-        except (DeltaError, OSError) as e:
-            return self.error_text(e)
-        return None
-
     def error_text(self, error: Exception) -> str:
         """Return the error's text on one line, without stack frames and secrets."""
         text = " ".join(_FRAMES.sub("", _COLOURS.sub("", str(error))).split())

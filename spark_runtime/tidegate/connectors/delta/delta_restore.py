@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
+from tidegate.connectors.delta.data_files import statistics
 from tidegate.connectors.delta.delta_log import REWIND, TRANSACTION, TRANSACTIONS
 from tidegate.connectors.delta.delta_rewind import APPLICATION, DeltaRewind, Made, RewindPlan, own_versions
-from tidegate.connectors.delta.log.log_files import LogEntry
-from tidegate.connectors.delta.log.table_state import TableState, state_of
+from tidegate.connectors.delta.log.log_files import LogEntry, modified_ms
+from tidegate.connectors.delta.log.table_state import DataFile, TableState, state_of
 from tidegate.errors import PipelineError
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable
+    from deltalake.transaction import AddAction
 
 REQUESTS_AT_ONCE = 16
 
@@ -36,18 +39,16 @@ class DeltaRestore(DeltaRewind):
         newest = max((made[1] for made in found), default=None)
         if newest is None:
             return RewindPlan((), None, {})
-        restored = None
-        if committed:
-            self._check_append_only(state)
-            restored = self._version_before(state, committed, is_removed)
-            self._check_files(state, restored)
-        return RewindPlan((), newest, self._applications(found, own, newest), restored)
-
-    def _append(self, table: DeltaTable, plan: RewindPlan) -> str | None:
-        if plan.restored is None:
-            return super()._append(table, plan)
-        note = {REWIND: f"{self._sink}{self._after} {plan.newest}"}
-        return self._log.restore(table, plan.restored, plan.applications, note)
+        applications = self._applications(found, own, newest)
+        if not committed:
+            return RewindPlan((), newest, applications)
+        self._check_append_only(state)
+        before = self._files_of(self._version_before(state, committed, is_removed))
+        now = {file.path: file for file in state.data_files()}
+        restored = [file for path, file in before.items() if path not in now]
+        self._check_files(restored)
+        removed = [file for path, file in now.items() if path not in before]
+        return RewindPlan(removed, newest, applications, restored, state.metadata.schema)
 
     def _version_before(
         self, state: TableState, committed: Collection[Made], is_removed: Callable[[Made | None], bool]
@@ -92,23 +93,48 @@ class DeltaRestore(DeltaRewind):
             return made or None
         return None
 
-    def _check_files(self, state: TableState, version: int) -> None:
-        """Check that the files of a version exist, as far as the table does not have them now."""
+    def _files_of(self, version: int) -> dict[str, DataFile]:
+        """Return the files of a version by path."""
         try:
-            before = state_of(self._files, version)
+            return {file.path: file for file in state_of(self._files, version).data_files()}
         except PipelineError as e:
             raise self._refused(f"version {version} can no longer be read: {e}") from e
-        now = {file.path for file in state.data_files()}
-        gone = [file.path for file in before.data_files() if file.path not in now]
 
-        def is_missing(path: str) -> bool:
-            filesystem, place = self._files.locate(path)
+    def _check_files(self, files: Sequence[DataFile]) -> None:
+        """Check that files which the table does not have now can be added to it again."""
+        vectors = [file.path for file in files if file.vector is not None]
+        if vectors:
+            raise self._refused(f"{len(vectors)} files had deletion vectors, the first {vectors[0]}")
+
+        def is_missing(file: DataFile) -> bool:
+            filesystem, place = self._files.locate(file.path)
             return not filesystem.exists(place)
 
         with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
-            missing = [path for path, missed in zip(gone, threads.map(is_missing, gone), strict=True) if missed]
+            missing = [file.path for file, missed in zip(files, threads.map(is_missing, files), strict=True) if missed]
         if missing:
-            raise self._refused(f"VACUUM has deleted {len(missing)} files of version {version}, the first {missing[0]}")
+            raise self._refused(f"VACUUM has deleted {len(missing)} files of the version, the first {missing[0]}")
+
+    def _restored(self, plan: RewindPlan) -> Sequence[AddAction]:
+        # delta-rs has an operation for it, but keeps the interpreter's lock while it reads and writes the log.
+        with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
+            return list(threads.map(lambda file: self._added(file, plan.columns), plan.restored))
+
+    def _added(self, file: DataFile, columns: pa.Schema) -> AddAction:
+        from deltalake.transaction import AddAction
+
+        filesystem, place = self._files.locate(file.path)
+        with filesystem.open(place, "rb") as content:
+            # The log as it was read has no statistics, so they are made again from the footer.
+            stats = statistics(content, columns)
+        return AddAction(
+            path=file.path,
+            size=file.size_bytes,
+            partition_values=dict(file.partition),
+            modification_time=modified_ms(filesystem.info(place)),
+            data_change=True,
+            stats=stats,
+        )
 
 
 def _change(entry: LogEntry) -> str | None:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from fsspec import AbstractFileSystem
 
 from tidegate.clock import utc_now
@@ -24,6 +25,7 @@ from tidegate.errors import OutageError, SinkConflictError
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
+    from deltalake.transaction import AddAction, RemoveAction
 
 REWIND_ATTEMPTS = 20
 """Attempts to append the entry; each reads the log first, and fails if any other writer wins."""
@@ -49,8 +51,10 @@ class RewindPlan:
     files: Sequence[DataFile]
     newest: int | None
     applications: Mapping[str, int]
-    restored: int | None = None
-    """Version whose files become the table's; None: only `files` are removed."""
+    restored: Sequence[DataFile] = ()
+    """Files that the table gets again."""
+    columns: pa.Schema | None = None
+    """Columns of the table, if there are files to restore."""
 
 
 class DeltaRewind:
@@ -130,8 +134,17 @@ class DeltaRewind:
         from deltalake.transaction import RemoveAction
 
         now_ms = int(utc_now().timestamp() * 1000)  # VACUUM counts the age of removed files from it
-        removed = [RemoveAction(file.path, True, now_ms, file.size_bytes, dict(file.partition)) for file in plan.files]
-        return self._log.change(table, removed, plan.applications, {REWIND: f"{self._sink}{self._after} {plan.newest}"})
+        actions: list[AddAction | RemoveAction] = [
+            RemoveAction(file.path, True, now_ms, file.size_bytes, dict(file.partition)) for file in plan.files
+        ]
+        actions += self._restored(plan)
+        note = {REWIND: f"{self._sink}{self._after} {plan.newest}"}
+        return self._log.change(table, actions, plan.applications, note)
+
+    def _restored(self, plan: RewindPlan) -> Sequence[AddAction]:
+        """Return the actions that add files again."""
+        assert not plan.restored, "a rewind of appends only removes files"
+        return ()
 
     @property
     def _sink(self) -> str:

@@ -152,8 +152,8 @@ class DeltaUpsertWriter(DeltaWriter):
         problem: str | None = None
         rewrite: _Rewrite | None = None
         while failures < COMMIT_ATTEMPTS:
-            table = self._log.find_or_create()
-            found = self._looked_up(table, handle)
+            table, rewound = self._log.find_or_create(), self._packs.listed()
+            found = self._looked_up(table, handle, rewound)
             if found == "marked":
                 return
             if found == "logged":
@@ -168,6 +168,8 @@ class DeltaUpsertWriter(DeltaWriter):
             if rewrite is None or rewrite.members != tuple(member.handle.transaction_id for member in group):
                 self._discard(rewrite, table)
                 rewrite = self._begin_rewrite(table, group)
+            for member in group:
+                self._mark_last(table, member.made, rewound)
             problem = self._replace(table, [member.handle for member in group], rewrite)
             if problem is None:
                 break
@@ -208,7 +210,6 @@ class DeltaUpsertWriter(DeltaWriter):
 
         added = []
         for handle in group:
-            self._mark_last(table, parse_transaction_id(handle.transaction_id))
             added += add_actions(handle.data["files"], self._publish_files(handle))
         affected = rewrite.keyed.affected(table)
         paths = frozenset(file.path for file in affected)

@@ -14,6 +14,7 @@ from tidegate.connectors.delta.data_files import DataFile
 from tidegate.connectors.delta.delta_log import TRANSACTION, DeltaLog
 from tidegate.connectors.files.sink.file_writer import FileCut, FileWriter
 from tidegate.connectors.files.sink.hive_partitions import PartitionValues
+from tidegate.connectors.files.sink.marker_packs import PackListing
 from tidegate.connectors.files.sink.parquet_encoding import ParquetEncoding
 from tidegate.connectors.files.sink.sink_layout import FileLayout
 from tidegate.connectors.transactions import Committable, SinkContext, TransactionId, parse_transaction_id
@@ -106,13 +107,13 @@ class DeltaWriter(FileWriter):
             )
         problem: str | None = None
         for _ in range(COMMIT_ATTEMPTS):
-            table = self._log.find_or_create()
-            found = self._looked_up(table, handle)
+            table, rewound = self._log.find_or_create(), self._packs.listed()
+            found = self._looked_up(table, handle, rewound)
             if found == "marked":
                 return
             if found == "logged":
                 break
-            self._mark_last(table, made)
+            self._mark_last(table, made, rewound)
             problem = self._append(table, made, handle)
             if problem is None:
                 break
@@ -120,24 +121,30 @@ class DeltaWriter(FileWriter):
             raise self._not_accepted(made, problem)
         self._mark_with_files(handle)
 
-    def _looked_up(self, table: DeltaTable, handle: Committable) -> Literal["logged", "marked", "new"]:
+    def _looked_up(
+        self, table: DeltaTable, handle: Committable, rewound: PackListing
+    ) -> Literal["logged", "marked", "new"]:
         """Look for a transaction in a version of the log, then for its marker.
+
+        Args:
+            rewound: read after the log, because a rewind records what it removes before it does so.
 
         Raises:
             SinkConflictError: a rewind has removed it.
         """
         made = parse_transaction_id(handle.transaction_id)
-        if self._packs.listed().is_rewound(made.checkpoint_id):
+        if rewound.is_rewound(made.checkpoint_id):
             raise self._rewound(made)
-        if table.transaction_version(application_id(made)) == made.checkpoint_id:
+        last = table.transaction_version(application_id(made))
+        if last == made.checkpoint_id:
             return "logged"
         # Checked after the log was read: another process may have appended this and a later transaction.
         return "marked" if self._is_marked(handle) else "new"
 
-    def _mark_last(self, table: DeltaTable, made: TransactionId) -> None:
+    def _mark_last(self, table: DeltaTable, made: TransactionId, rewound: PackListing) -> None:
         """Write the marker of the last entry of the transaction's application, which the next entry replaces."""
         last = table.transaction_version(application_id(made))
-        if last is not None and not self._packs.listed().is_rewound(last):
+        if last is not None and not rewound.is_rewound(last):
             self._mark(made, last)
 
     def _mark_with_files(self, handle: Committable) -> None:
