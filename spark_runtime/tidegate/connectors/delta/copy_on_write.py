@@ -1,4 +1,4 @@
-"""Files of a Delta table that hold rows with given keys, and the rows of these files that stay.
+"""Files of a Delta table that hold rows with some keys, and the rows of these files that stay.
 
 Delta has no index. A file is left out by its statistics and partition, or its key columns are read. Files with such a
 row are written again without it, because delta-rs can neither write nor remove deletion vectors.

@@ -24,8 +24,8 @@ REQUESTS_AT_ONCE = 16
 class DeltaRestore(DeltaRewind):
     """Upserts and appends of one sink, in one job and lineage, between two checkpoints.
 
-    An upsert writes rows of others again, so its files cannot simply be removed. Instead, the table gets the files that
-    it had before the first of these commits. This removes everything that was written since, so it is refused if
+    An upsert writes rows of others again, so its files cannot simply be removed. Instead, the table gets the files of
+    its version before the first of these commits. This removes everything that was written since, so it is refused if
     another program has changed rows since.
 
     Zombies and repeated rewinds are handled as by `DeltaRewind`.

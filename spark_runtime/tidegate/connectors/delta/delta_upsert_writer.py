@@ -60,7 +60,7 @@ class DeltaUpsertWriter(DeltaWriter):
     `UpsertStaging` describes how transactions are staged: the newest rows as data files of the table, and the changed
     keys beside them.
 
-    Commit of one transaction; markers and the log's applications are those of `DeltaWriter`.
+    Commit of one transaction; `DeltaWriter` describes markers and the log's applications.
 
     1. Read the log, and look for the transaction there and for its marker, as `DeltaWriter` does.
 

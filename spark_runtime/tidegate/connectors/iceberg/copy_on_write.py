@@ -1,4 +1,4 @@
-"""Files of an Iceberg table that hold rows with given keys, and the rows of these files that stay.
+"""Files of an Iceberg table that hold rows with some keys, and the rows of these files that stay.
 
 pyiceberg writes no delete files, so a file with such a row is written again without it.
 """
@@ -148,7 +148,7 @@ class KeyedFiles:
 
 
 def _bound(bounds: Mapping[int, bytes] | None, column: NestedField, kind: pa.DataType) -> Any:
-    """Return a bound of a column in a file; None: it is not known, or its order is not the one of the values."""
+    """Return a bound of a column in a file; None: it is not known, or its order is not the order of values."""
     from pyiceberg.conversions import from_bytes
     from pyiceberg.types import PrimitiveType
 

@@ -33,7 +33,7 @@ ORDER_TIMEOUT_S = 60.0
 LEADER_TIMEOUT_S = 20.0
 """Longest wait, in seconds, for the leader of a group, which may rewrite many files; then a subtask commits itself."""
 SHORTEST_POLL_S, LONGEST_POLL_S = 0.05, 1.0
-"""Pauses between two looks at the table during a wait, seconds: doubled each time."""
+"""Pauses of a wait, after which the table is read again, seconds: doubled each time."""
 
 logger = logging.getLogger("tidegate.connectors")
 
@@ -156,7 +156,7 @@ class GroupSearch:
     ) -> list[GroupMember] | None:
         """Return the transactions to commit together, this one among them, in order of their subtasks.
 
-        None: another subtask must commit first, and was awaited; look at the table again.
+        None: another subtask must commit first, and was awaited; read the table again.
 
         Args:
             is_committed: whether the transaction of a subtask and checkpoint is committed in the table that was read.
