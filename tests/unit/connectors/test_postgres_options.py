@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from tidegate import Postgres
-from tidegate.connectors.postgres import row_spool
+from tidegate.connectors import row_spool
 from tidegate.connectors.postgres.connection import is_unreachable
-from tidegate.connectors.postgres.row_spool import RowSpool
+from tidegate.connectors.row_spool import RowSpool
 from tidegate.errors import EnvironmentProblemError, OptionError, OutageError, PipelineError
 from tidegate.subtask.failure_codes import failure_code
 from tidegate.testing.one_sink_job import TestWriter, numbers

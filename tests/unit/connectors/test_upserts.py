@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from upserted_tables import CHANGES, KINDS, ROWS, Change, Upserted, UpsertedDelta, UpsertedIceberg
 
 from tidegate.change_rows import change_kind_field
+from tidegate.connectors import row_spool
 from tidegate.connectors.delta import copy_on_write as delta_files
 from tidegate.connectors.delta.delta_log import DeltaLog
 from tidegate.connectors.delta.delta_sink import Delta
@@ -29,7 +30,6 @@ from tidegate.connectors.iceberg import copy_on_write as iceberg_files
 from tidegate.connectors.iceberg import iceberg_upsert_writer
 from tidegate.connectors.iceberg.iceberg_sink import Iceberg
 from tidegate.connectors.leftovers import NeededTransactions
-from tidegate.connectors.postgres import row_spool
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.upserts import staged_groups
 from tidegate.connectors.upserts.key_set import KeySet
@@ -722,3 +722,24 @@ def test_iceberg_equality_deletes_of_another_program_are_refused(
             writer.commit(handles)
     writer.commit(handles)
     assert [row[2] for row in table.rows()] == ["later"]
+
+
+def test_a_column_that_another_program_adds_while_the_job_runs_stops_the_upserts(make: Make) -> None:
+    """Its values would be lost."""
+    table = make()
+    writer = table.writer()
+    table.commit(writer, 1, *rows(1))
+    if isinstance(table, UpsertedIceberg):
+        from pyiceberg.types import StringType
+
+        with table.catalog.load_table(table.name).update_schema() as update:
+            update.add_column("more", StringType())
+    else:
+        from deltalake.schema import Field, PrimitiveType
+
+        assert isinstance(table, UpsertedDelta)
+        table.written.alter.add_columns([Field("more", PrimitiveType("string"))])
+    handles = table.staged(writer, 2, *rows(1, v="later"))
+    with pytest.raises(PipelineError, match="columns that the records lack"):
+        writer.commit(handles)
+    assert [row[2] for row in table.rows()] == ["new"]

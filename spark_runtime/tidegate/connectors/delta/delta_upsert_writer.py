@@ -22,7 +22,7 @@ from tidegate.connectors.files.sink.sink_layout import FileLayout
 from tidegate.connectors.storage import sync_to_disk
 from tidegate.connectors.transactions import Committable, SinkContext, TransactionId, parse_transaction_id
 from tidegate.connectors.upserts.key_set import KeySet
-from tidegate.connectors.upserts.staged_groups import GroupMember, GroupSearch
+from tidegate.connectors.upserts.staged_groups import GroupMember, GroupSearch, all_keys
 from tidegate.connectors.upserts.upsert_staging import UpsertStaging
 from tidegate.connectors.upserts.write_mode import rows_schema
 from tidegate.errors import OutageError
@@ -200,7 +200,7 @@ class DeltaUpsertWriter(DeltaWriter):
         # Files of other writers may hold nulls in columns that the records never have as null.
         nullable = {column.name: column.nullable for column in table.schema().fields}
         rows = pa.schema([column.with_nullable(nullable[column.name]) for column in self._stored])
-        keys = KeySet(pa.concat_tables([member.keys for member in group]))
+        keys = KeySet(all_keys(group))
         keyed = KeyedFiles(self._log_files, rows, self._partition_by, keys, self._where(group[0].made))
         return _Rewrite(tuple(member.handle.transaction_id for member in group), keyed, table.version())
 

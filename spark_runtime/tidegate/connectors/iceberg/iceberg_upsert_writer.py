@@ -18,10 +18,11 @@ from tidegate.connectors.iceberg.commit_log import CommitAttempt, CommitLog, app
 from tidegate.connectors.iceberg.copy_on_write import KeyedFiles, key_schema
 from tidegate.connectors.iceberg.data_files import data_file, data_location
 from tidegate.connectors.iceberg.iceberg_writer import IcebergWriter
+from tidegate.connectors.iceberg.table_columns import refuse_other_columns
 from tidegate.connectors.storage import sync_to_disk
 from tidegate.connectors.transactions import Committable, SinkContext, TransactionId, parse_transaction_id
 from tidegate.connectors.upserts.key_set import KeySet
-from tidegate.connectors.upserts.staged_groups import GroupMember, GroupSearch
+from tidegate.connectors.upserts.staged_groups import GroupMember, GroupSearch, all_keys
 from tidegate.connectors.upserts.upsert_staging import UpsertStaging
 from tidegate.connectors.upserts.write_mode import rows_schema
 from tidegate.errors import OutageError
@@ -103,6 +104,7 @@ class IcebergUpsertWriter(IcebergWriter):
         self._staging = UpsertStaging(
             filesystem, layout, ctx, key_schema(table.schema(), key), appender, self._completed
         )
+        self._known_columns = [column.name for column in table.schema().columns]
         self._search: GroupSearch | None = None
         self._members: Sequence[GroupMember] = ()
         self._rewrite: _Rewrite | None = None
@@ -196,7 +198,7 @@ class IcebergUpsertWriter(IcebergWriter):
         specs = {file["spec_id"] for handle in handles for file in handle.data["files"]}
         if self._rewrite is None or self._rewritten != ids:
             self._discard(self._rewrite, table)
-            keys = KeySet(pa.concat_tables([member.keys for member in self._members]))
+            keys = KeySet(all_keys(self._members))
             where = self._where(self._members[0].made)
             keyed = KeyedFiles(self._catalog, self._name, keys, where)
             self._rewrite = _Rewrite(keyed, next(iter(specs), table.metadata.default_spec_id))
@@ -205,6 +207,7 @@ class IcebergUpsertWriter(IcebergWriter):
 
     def _replace(self, table: Table, rewrite: _Rewrite, files: Sequence[Mapping[str, Any]]) -> CommitAttempt:
         """Try once to commit the group."""
+        refuse_other_columns(table.schema(), self._known_columns, f"{self._catalog.place}, table {self._name}")
         head = table.metadata.snapshot_by_name(self._branch)
         affected = rewrite.keyed.affected(table, None if head is None else head.snapshot_id)
         paths = frozenset(task.file.file_path for task in affected)

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from fsspec import AbstractFileSystem
 
+from tidegate.connectors.files.sink.commit_group import CommitGroups
 from tidegate.connectors.files.sink.encoded_file import EncodedFile
 from tidegate.connectors.files.sink.file_writer import FileCut, FileWriter
 from tidegate.connectors.files.sink.hive_partitions import PartitionValues
 from tidegate.connectors.files.sink.marker_packs import MarkerPacks
 from tidegate.connectors.files.sink.sink_layout import FileLayout, target_name
 from tidegate.connectors.iceberg.catalog import IcebergCatalog, table_filesystem
-from tidegate.connectors.iceberg.commit_group import CommitGroups
 from tidegate.connectors.iceberg.commit_log import CommitAttempt, CommitLog, append_files, transactions_of
 from tidegate.connectors.iceberg.data_files import IcebergEncoding, IcebergFile, data_file, data_location, file_sort
 from tidegate.connectors.iceberg.table_columns import StoredColumns

@@ -18,9 +18,9 @@ class TableRestore(TableRewind):
     """Upserts and appends of one sink, in one job and lineage, between two checkpoints.
 
     An upsert writes rows of others again, so its files cannot simply be removed. Instead, a snapshot gives the branch
-    the files of the snapshot before the first of these commits. This removes everything that was written since, so it is
-    refused if another program has changed rows since. The branch is not set to the older snapshot: the new one records
-    the rewind, and fails if the branch has changed.
+    the files of the snapshot before the first of these commits. This removes everything that was written since, so it
+    is refused if another program has changed rows since. The branch is not set to the older snapshot: the new one
+    records the rewind, and fails if the branch has changed.
     """
 
     def _plan(self, table: Table) -> RewindPlan:

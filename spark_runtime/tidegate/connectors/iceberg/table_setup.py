@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tidegate.change_rows import change_kind_column
 from tidegate.connectors.iceberg.catalog import MAIN, IcebergCatalog, is_local_location
-from tidegate.connectors.iceberg.table_columns import Evolve, new_columns, new_schema
+from tidegate.connectors.iceberg.table_columns import Evolve, new_columns, new_schema, refuse_other_columns
 from tidegate.connectors.iceberg.table_partitions import PartitionTerm, check_spec, new_spec
 from tidegate.connectors.upserts.write_mode import check_key, rows_schema
 from tidegate.errors import OptionError, OutageError, PipelineError
@@ -112,14 +112,8 @@ class TableSetup:
             )
         check_spec(self.partition_by, table.spec(), table.schema(), self.where)
         new_columns(records, table.schema(), self.evolve, self.where)
-        missing = [column.name for column in table.schema().columns if column.name not in records.names]
-        if self.key and missing:
-            raise PipelineError(
-                "the Iceberg table has columns that the records lack, so an upsert would remove their values",
-                where=self.where,
-                cause=", ".join(missing),
-                remedy="Add the columns to the records with with_columns(), or write to a table without them",
-            )
+        if self.key:
+            refuse_other_columns(table.schema(), records.names, self.where)
 
     def prepare(self, catalog: Catalog, records: pa.Schema) -> Table:
         """Return the table for records of this schema: created, with new columns, and with its branch, as needed.

@@ -15,7 +15,6 @@ from tidegate.change_rows import CHANGE_KINDS, DELETE, UPDATE_BEFORE, change_kin
 from tidegate.connectors.interface import SinkWriter
 from tidegate.connectors.postgres.connection import Connections, Database, is_unreachable, load_psycopg
 from tidegate.connectors.postgres.copy_columns import copy_text
-from tidegate.connectors.postgres.row_spool import RowSpool
 from tidegate.connectors.postgres.staging_tables import (
     DELETED_COLUMN,
     ROW_COLUMN,
@@ -26,6 +25,7 @@ from tidegate.connectors.postgres.staging_tables import (
 )
 from tidegate.connectors.postgres.target_table import TargetTable, columns_of
 from tidegate.connectors.quarantine import Quarantine
+from tidegate.connectors.row_spool import RowSpool
 from tidegate.connectors.transactions import (
     Committable,
     SinkContext,

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.change_rows import CHANGE_KINDS, DELETE, UPDATE_BEFORE, change_kind_column
-from tidegate.connectors.postgres.row_spool import RowSpool
+from tidegate.connectors.row_spool import RowSpool
 from tidegate.errors import DataError
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from tidegate.connectors.files.sink.commit_group import RECORD_SUFFIX, CommitGroups
 from tidegate.connectors.files.sink.sink_layout import StagedName, parse_staged_name
-from tidegate.connectors.iceberg.commit_group import RECORD_SUFFIX, CommitGroups
 from tidegate.connectors.transactions import (
     Committable,
     SinkContext,
@@ -34,6 +35,8 @@ LEADER_TIMEOUT_S = 20.0
 """Longest wait, in seconds, for the leader of a group, which may rewrite many files; then a subtask commits itself."""
 SHORTEST_POLL_S, LONGEST_POLL_S = 0.05, 1.0
 """Pauses of a wait, after which the table is read again, seconds: doubled each time."""
+REQUESTS_AT_ONCE = 16
+"""Most requests of one commit to the table's storage at a time."""
 
 logger = logging.getLogger("tidegate.connectors")
 
@@ -179,10 +182,11 @@ class GroupSearch:
         if mates and mates[0].subtask < made.subtask and not self._leader.is_over:
             self._pause(self._leader.step())
             return None
-        members = [GroupMember(self._handle, self._keys_of(self._handle))]
-        for record in mates:
-            self._join(members, record, make_ready)
-        return sorted(members, key=lambda member: member.made.subtask)
+        first = GroupMember(self._handle, self._keys_of(self._handle))
+        with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
+            loaded = threads.map(lambda record: self._loaded(record, first, make_ready), mates)
+            others = [member for member in loaded if member is not None]
+        return sorted(self._distinct(first, others), key=lambda member: member.made.subtask)
 
     def _must_precede(self, record: StagedRecord) -> bool:
         """Return whether another subtask must commit an older transaction first, because it may have the same keys.
@@ -205,29 +209,44 @@ class GroupSearch:
             )
         self._pause(self._order.step())
 
-    def _join(
-        self, members: list[GroupMember], record: StagedRecord, make_ready: Callable[[Committable], bool]
-    ) -> None:
-        """Add another subtask's transaction if it can be committed now. If not, its own subtask commits it."""
+    def _loaded(
+        self, record: StagedRecord, first: GroupMember, make_ready: Callable[[Committable], bool]
+    ) -> GroupMember | None:
+        """Return another subtask's transaction if it can be committed now. If not, its own subtask commits it."""
         mate = self._groups.read(record.path)
         if mate is None or "keys" not in mate.data:
-            return
+            return None
         other = parse_transaction_id(mate.transaction_id)
         if replace(other, subtask=self._made.subtask, number=self._made.number) != self._made:
-            return
+            return None
         try:
             keys = self._keys_of(mate)
-            if not make_ready(mate):
-                return
+            same = keys.schema.equals(first.keys.schema)
+            return GroupMember(mate, keys) if same and make_ready(mate) else None
         except (TidegateError, OSError):
-            return
-        names = members[0].keys.column_names
-        if keys.column_names != names or any(KeySet(member.keys).overlaps(keys) for member in members):
+            return None
+
+    def _distinct(self, first: GroupMember, others: Sequence[GroupMember]) -> list[GroupMember]:
+        """Return members without common keys. Who is left out commits itself, so that a later row replaces an earlier
+        one.
+        """
+        members = [first, *others]
+        if not others or KeySet(all_keys(members)).count == sum(member.keys.num_rows for member in members):
+            return members
+        found = [first]
+        for member in others:
+            if not KeySet(all_keys(found)).overlaps(member.keys):
+                found.append(member)
+                continue
             logger.warning(
                 "%s: subtask %d has rows of the same keys, so it is undefined which one is stored; repartition the "
                 "stream by the key",
                 self._where,
-                other.subtask,
+                member.made.subtask,
             )
-            return
-        members.append(GroupMember(mate, keys))
+        return found
+
+
+def all_keys(members: Sequence[GroupMember]) -> pa.Table:
+    """Return the keys of all members."""
+    return pa.concat_tables([member.keys for member in members])
