@@ -371,6 +371,28 @@ def test_rows_that_another_program_appends_during_a_commit_are_replaced_too(
     assert len(table.rest_files()) == 1, "files of failed attempts are deleted"
 
 
+def test_rows_that_appear_after_the_search_are_found_by_the_next_attempt(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit demands the version that was searched."""
+    table = make()
+    writer = table.writer()
+    table.commit(writer, 1, *rows(1, 2))
+    module = delta_files if isinstance(table, UpsertedDelta) else iceberg_files
+    search: Any = module.KeyedFiles.affected  # type: ignore[attr-defined]
+    searches: list[Any] = []
+
+    def overtaken(*given: Any) -> Any:
+        searches.append(search(*given))
+        if len(searches) == 1:
+            table.others((1, "theirs", "x"))
+        return searches[-1]
+
+    monkeypatch.setattr(module.KeyedFiles, "affected", overtaken)  # type: ignore[attr-defined]
+    table.commit(writer, 2, ("delete", 1, None, None))
+    assert len(searches) == 2 and [row[0] for row in table.rows()] == [2]
+
+
 def test_a_compaction_during_a_commit_loses_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     table = make()
     writer = table.writer()
