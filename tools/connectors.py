@@ -23,6 +23,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 OWN = "tidegate.connectors."
 WHOLE_JOBS = (
     "test_delta_job.py",
+    "test_delta_mirror_on_spark.py",
     "test_delta_source_on_spark.py",
     "test_going_back_on_spark.py",
     "test_iceberg_on_spark.py",

@@ -200,6 +200,49 @@ def test_a_delta_table_on_s3_is_read_while_it_grows_and_its_sink_is_taken_back(
         DeltaTable(f"s3://{bucket}/nothing", storage_options=options).schema()
 
 
+def test_a_delta_table_on_s3_is_upserted_and_taken_back(
+    options: Mapping[str, Any], bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S7.4, S9.3: with a rival that commits the same transaction during the search for its keys."""
+    url = f"s3://{bucket}/table"
+    sink = Delta(url, storage_options=options, mode="upsert", key="n", partition_by="p")
+    schema = TestWriter.schema.append(pa.field("p", pa.string()))
+    monkeypatch.setattr(TestWriter, "schema", schema)
+    sink.check(schema)
+    identity = TestWriter()
+
+    def staged(writer: Any, checkpoint_id: int, **columns: Any) -> Any:
+        writer.write(pa.record_batch(columns, schema=schema))
+        return writer.prepare_commit(checkpoint_id)()
+
+    def rows() -> list[tuple[int, str | None]]:
+        table = DeltaTableOfRust(url, storage_options=log_options(url, options)).to_pyarrow_table()
+        return sorted((row["n"], row["p"]) for row in table.to_pylist())
+
+    first = sink.create_writer(identity.context())
+    first.commit(staged(first, 1, n=[1, 2, 3], p=["a b", "a b", None]))
+    handles = staged(first, 2, n=[2, 4], p=["c", "a b"])
+    identity.generation = 2
+    successor = sink.create_writer(identity.context())
+    change, problems = DeltaLog.change, []
+
+    def overtaken(*args: Any) -> str | None:
+        monkeypatch.setattr(DeltaLog, "change", change)
+        successor.commit(handles)
+        problems.append(change(*args))
+        return problems[0]
+
+    monkeypatch.setattr(DeltaLog, "change", overtaken)
+    first.commit(handles)
+    assert problems[0] is not None
+    assert rows() == [(1, "a b"), (2, "c"), (3, None), (4, "a b")]
+    left = s3fs.S3FileSystem(**{**options, "secret": "hidden"}).find(f"{bucket}/table/_tidegate")
+    assert [path.split("/")[-2] for path in left] == ["commits", "commits"]
+    identity.generation = 3
+    sink.rewind_to(identity.context(0, 1), 1)()
+    assert rows() == [(1, "a b"), (2, "a b"), (3, None)]
+
+
 def test_a_missing_bucket_is_named_before_the_start(options: Mapping[str, Any]) -> None:
     with pytest.raises(PipelineError, match="no-such-bucket"):
         Parquet("s3://no-such-bucket/out", storage_options=options).check(TestWriter.schema)

@@ -241,7 +241,7 @@ class Crash(Exception):
     """The process dies here."""
 
 
-EFFECTS = ((MarkerPacks, "rewind"), (DeltaLog, "remove"), (FileWriter, "recover"), (LogFiles, "listed"))
+EFFECTS = ((MarkerPacks, "rewind"), (DeltaLog, "change"), (FileWriter, "recover"), (LogFiles, "listed"))
 
 
 def test_a_rewind_that_crashes_at_any_step_is_completed_by_the_next_one(
@@ -329,7 +329,7 @@ def test_a_zombie_that_commits_meanwhile_is_refused_or_rewound(
 def test_other_programs_that_append_meanwhile_lose_nothing(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     table.commit(0, 1)
     table.commit(0, 2)
-    remove = DeltaLog.remove
+    remove = DeltaLog.change
     appended = iter([-1, -2, -3])
 
     def overtaken(log: DeltaLog, *args: Any) -> Any:
@@ -337,7 +337,7 @@ def test_other_programs_that_append_meanwhile_lose_nothing(table: Table, monkeyp
             table.append(value)
         return remove(log, *args)
 
-    monkeypatch.setattr(DeltaLog, "remove", overtaken)
+    monkeypatch.setattr(DeltaLog, "change", overtaken)
     table.rewind(1)()
     assert table.rows == [-3, -2, -1, 100, 101, 102]
 
@@ -347,14 +347,14 @@ def test_a_program_that_rewrites_the_files_meanwhile_makes_the_rewind_fail(
 ) -> None:
     table.commit(0, 1)
     table.commit(0, 2)
-    remove = DeltaLog.remove
+    remove = DeltaLog.change
 
     def overtaken(log: DeltaLog, *args: Any) -> Any:
-        monkeypatch.setattr(DeltaLog, "remove", remove)
+        monkeypatch.setattr(DeltaLog, "change", remove)
         compact(table)
         return remove(log, *args)
 
-    monkeypatch.setattr(DeltaLog, "remove", overtaken)
+    monkeypatch.setattr(DeltaLog, "change", overtaken)
     take_back = table.rewind(1)
     with pytest.raises(SinkConflictError, match="another program has rewritten"):
         take_back()
@@ -363,6 +363,6 @@ def test_a_program_that_rewrites_the_files_meanwhile_makes_the_rewind_fail(
 
 def test_a_table_that_accepts_no_entry_is_an_outage(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     table.commit(0, 1)
-    monkeypatch.setattr(DeltaLog, "remove", lambda *_: "the store is away")
+    monkeypatch.setattr(DeltaLog, "change", lambda *_: "the store is away")
     with pytest.raises(OutageError, match="accepted no rewind in 20 attempts.*the store is away"):
         table.rewind(0)()

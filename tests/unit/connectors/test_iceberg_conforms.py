@@ -8,6 +8,7 @@ from itertools import count
 import pytest
 from iceberg_tables import opened, rows_of, sqlite_catalog
 from pyiceberg.catalog import Catalog
+from upsert_conformance import UpsertConformance
 
 from tidegate.connectors.iceberg.iceberg_sink import Iceberg
 from tidegate.connectors.interface import Sink
@@ -56,3 +57,20 @@ class TestIcebergBranch(TestIceberg):
         assert rows_of(self.catalog, self.table) == [], "the main branch shows rows"
         shown = self.catalog.table_exists(self.table) and "audit" in self.catalog.load_table(self.table).refs()
         return rows_of(self.catalog, self.table, branch="audit") if shown else []
+
+
+class TestIcebergUpserts(UpsertConformance, TestIceberg):
+    def make_sink(self, fresh: bool) -> Sink:
+        if fresh:
+            type(self).table = f"shop.t{next(_numbers)}"
+        return Iceberg(self.table, catalog=self.properties, create=True, mode="upsert", key="n")
+
+
+class TestPartitionedIcebergUpserts(UpsertConformance, TestIceberg):
+    def make_sink(self, fresh: bool) -> Sink:
+        if fresh:
+            type(self).table = f"shop.t{next(_numbers)}"
+        partition_by = ["bucket(3, n)"]
+        return Iceberg(
+            self.table, catalog=self.properties, create=True, mode="upsert", key="n", partition_by=partition_by
+        )

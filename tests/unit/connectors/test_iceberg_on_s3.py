@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -15,6 +16,7 @@ from moto.server import ThreadedMotoServer
 from pyarrow import dataset
 from pyiceberg.catalog import Catalog
 from test_iceberg_source import numbers
+from upsert_conformance import UpsertConformance
 
 from tidegate.connectors.iceberg.iceberg_sink import Iceberg
 from tidegate.connectors.iceberg.iceberg_source import IcebergTable
@@ -93,7 +95,28 @@ class TestIcebergOnS3(_OnS3, SinkConformance):
 
 
 @pytest.mark.usefixtures("bucket")
+class TestIcebergUpsertsOnS3(UpsertConformance, TestIcebergOnS3):
+    def make_sink(self, fresh: bool) -> Sink:
+        if fresh:
+            type(self).table = f"shop.t{next(_numbers)}"
+        return Iceberg(self.table, catalog=self.properties, create=True, mode="upsert", key="n")
+
+
+@pytest.mark.usefixtures("bucket")
 class TestTablesOnS3(_OnS3):
+    def test_an_upsert_leaves_nothing_staged_and_no_scratch_file(self, tmp_path: Path) -> None:
+        self.make_sink(fresh=True)
+        sink = Iceberg(self.table, catalog=self.properties, create=True, mode="upsert", key="n")
+        writer = sink.create_writer(replace(TestWriter().context(0, 1), scratch=str(tmp_path)))
+        for checkpoint_id in (1, 2):
+            writer.write(batch(checkpoint_id, 5))
+            writer.commit(writer.prepare_commit(checkpoint_id)())
+        assert self.visible() == [1, 2, 3, 4, 5, 6]
+        folder = f"lake/warehouse/shop/{self.table[5:]}"
+        assert not [path for path in self.files.find(folder) if path.endswith(".staged")]
+        assert [path for path in self.files.find(folder) if "/rest-" in path]
+        assert list(tmp_path.iterdir()) == []
+
     def test_a_commit_copies_the_staged_files_and_removes_them(self) -> None:
         sink = self.make_sink(fresh=True)
         writer = sink.create_writer(TestWriter().context(0, 1))

@@ -15,6 +15,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from fsspec.core import url_to_fs
+from upsert_conformance import UpsertConformance
 
 from tidegate.connectors.delta.delta_sink import Delta
 from tidegate.connectors.files.sink.parquet import Parquet
@@ -56,8 +57,8 @@ class _WithHalf(Sink):
         self.sink = sink
 
     def create_writer(self, ctx: SinkContext) -> SinkWriter:
-        schema = ctx.schema.append(pa.field("odd", pa.bool_()))
-        writer = self.sink.create_writer(replace(ctx, schema=schema))
+        schema = self._with_half(ctx).schema
+        writer = self.sink.create_writer(self._with_half(ctx))
         write = writer.write
 
         def write_both(batch: pa.RecordBatch) -> None:
@@ -75,7 +76,10 @@ class _WithHalf(Sink):
         self, ctx: SinkContext, checkpoint_id: int, pending: Sequence[Committable] = (), **more: int
     ) -> Callable[[], None]:
         assert isinstance(self.sink, SupportsRewind)
-        return self.sink.rewind_to(ctx, checkpoint_id, pending, **more)
+        return self.sink.rewind_to(self._with_half(ctx), checkpoint_id, pending, **more)
+
+    def _with_half(self, ctx: SinkContext) -> SinkContext:
+        return replace(ctx, schema=ctx.schema.append(pa.field("odd", pa.bool_())))
 
     def staged(self, ctx: SinkContext, checkpoint_id: int, handle: Committable) -> StagedData:
         return self.sink.staged(ctx, checkpoint_id, handle)
@@ -213,3 +217,21 @@ class TestDelta(SinkConformance):
         except TableNotFoundError:
             return []
         return [int(n) for n in table.to_pyarrow_table().column("n").to_pylist()]
+
+
+class TestDeltaUpserts(UpsertConformance, TestDelta):
+    """In upsert mode, with keys that never come twice, a table is as when rows are appended."""
+
+    def make_sink(self, fresh: bool) -> Sink:
+        if fresh:
+            self.path = f"{self.folder}/{next(_numbers)}"
+        return Delta(self.path, mode="upsert", key="n", target_file_rows=2)
+
+
+class TestPartitionedDeltaUpserts(TestDeltaUpserts):
+    """The partition column is no part of the key."""
+
+    def make_sink(self, fresh: bool) -> Sink:
+        if fresh:
+            self.path = f"{self.folder}/{next(_numbers)}"
+        return _WithHalf(Delta(self.path, mode="upsert", key="n", partition_by="odd", target_file_rows=2))

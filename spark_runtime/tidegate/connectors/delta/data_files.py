@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import date, datetime
-from typing import Any
+from typing import IO, Any
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -58,13 +58,13 @@ def _folder(name: str, value: str | None) -> str:
     return f"{text[: MAX_FOLDER_CHARACTERS - 9]}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def statistics(path: str, schema: pa.Schema) -> str:
-    """Return the add action's statistics, from the file's footer.
+def statistics(source: str | IO[bytes], schema: pa.Schema) -> str:
+    """Return the add action's statistics, from the footer of a file: its path, or the open file.
 
     They hold the number of rows; for plain columns the nulls; for integers, dates, timestamps and short strings the
     bounds. Readers skip files by them, so misleading bounds are left out (floats: NaN).
     """
-    footer = pq.read_metadata(path)
+    footer = pq.read_metadata(source)
     nulls: dict[str, int] = {}
     smallest: dict[str, Any] = {}
     largest: dict[str, Any] = {}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tidegate.connectors.delta.delta_schema import check_table, delta_schema
+from tidegate.connectors.delta.delta_schema import check_rewritable, check_table, delta_schema
 from tidegate.connectors.storage import S3_PROTOCOLS, sync_to_disk
 from tidegate.errors import MissingExtraError, OutageError, PipelineError
 from tidegate.extras import installation
@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 
 MAX_CAUSE_CHARACTERS = 500
 """Most characters shown of a delta-rs error."""
+TRANSACTION, TRANSACTIONS = "tidegateTransaction", "tidegateTransactions"
+"""Keys in the `commitInfo` of an entry: the id of an append; the ids of an upsert, between blanks."""
+REWIND = "tidegateRewound"
+"""Key in the `commitInfo` of a rewind: the sink and the checkpoint that it kept, and the newest that it removed."""
+UPSERTED = "tidegate-upserted:"
+"""Begin of the application id of a sink's upserts. Its version is the checkpoint of the last one."""
 
 _S3_NAMES = {
     "key": "aws_access_key_id",
@@ -112,16 +118,25 @@ class DeltaLog:
         options: result of `log_options`.
         stored: columns of the records, result of `stored_schema`.
         partition_by: partition columns.
+        upserts: the sink also replaces and removes rows, which more tables do not permit.
     """
 
     def __init__(
-        self, url: str, location: str, options: Mapping[str, str], stored: pa.Schema, partition_by: Sequence[str]
+        self,
+        url: str,
+        location: str,
+        options: Mapping[str, str],
+        stored: pa.Schema,
+        partition_by: Sequence[str],
+        *,
+        upserts: bool = False,
     ) -> None:
         self._url = url
         self._location = location
         self._options = dict(options)
         self._stored = stored
         self._partition_by = list(partition_by)
+        self._upserts = upserts
 
     def find(self) -> DeltaTable | None:
         """Return the table in its present state; None if it does not exist.
@@ -132,6 +147,8 @@ class DeltaLog:
         table = self.opened()
         if table is not None:
             check_table(table, self._stored, self._partition_by, self._url)
+            if self._upserts:
+                check_rewritable(table, self._stored, self._url)
         return table
 
     def opened(self) -> DeltaTable | None:
@@ -201,14 +218,15 @@ class DeltaLog:
         )
         return self._commit(table, files, self._partition_by, properties)
 
-    def remove(
+    def change(
         self,
         table: DeltaTable,
-        files: Sequence[RemoveAction],
+        files: Sequence[AddAction | RemoveAction],
         applications: Mapping[str, int],
         metadata: Mapping[str, str],
     ) -> str | None:
-        """Append one entry that removes files and sets the versions of applications, as a successor of `table`.
+        """Append one entry that adds and removes files and sets the versions of applications, as a successor of
+        `table`.
 
         Returns as `append`, but it fails if any entry was appended since.
         """

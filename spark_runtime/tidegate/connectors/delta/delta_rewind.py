@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from fsspec import AbstractFileSystem
 
 from tidegate.clock import utc_now
-from tidegate.connectors.delta.delta_log import DeltaLog
+from tidegate.connectors.delta.delta_log import REWIND, TRANSACTION, UPSERTED, DeltaLog
 from tidegate.connectors.delta.log.log_files import LogFiles
 from tidegate.connectors.delta.log.table_state import DataFile, TableState, state_of
 from tidegate.connectors.files.sink.file_rewind import FileRewind
@@ -24,6 +25,7 @@ from tidegate.errors import OutageError, SinkConflictError
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
+    from deltalake.transaction import AddAction, RemoveAction
 
 REWIND_ATTEMPTS = 20
 """Attempts to append the entry; each reads the log first, and fails if any other writer wins."""
@@ -37,7 +39,7 @@ Made = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class _Plan:
+class RewindPlan:
     """The entry of a rewind, for one version of the table.
 
     Attributes:
@@ -49,6 +51,10 @@ class _Plan:
     files: Sequence[DataFile]
     newest: int | None
     applications: Mapping[str, int]
+    restored: Sequence[DataFile] = ()
+    """Files that the table gets again."""
+    columns: pa.Schema | None = None
+    """Columns of the table, if there are files to restore."""
 
 
 class DeltaRewind:
@@ -124,14 +130,21 @@ class DeltaRewind:
             )
         self._published.remove_markers(self._published.markers())
 
-    def _append(self, table: DeltaTable, plan: _Plan) -> str | None:
+    def _append(self, table: DeltaTable, plan: RewindPlan) -> str | None:
         from deltalake.transaction import RemoveAction
 
         now_ms = int(utc_now().timestamp() * 1000)  # VACUUM counts the age of removed files from it
-        removed = [RemoveAction(file.path, True, now_ms, file.size_bytes, dict(file.partition)) for file in plan.files]
-        return self._log.remove(
-            table, removed, plan.applications, {"tidegateRewound": f"{self._sink}{self._after} {plan.newest}"}
-        )
+        actions: list[AddAction | RemoveAction] = [
+            RemoveAction(file.path, True, now_ms, file.size_bytes, dict(file.partition)) for file in plan.files
+        ]
+        actions += self._restored(plan)
+        note = {REWIND: f"{self._sink}{self._after} {plan.newest}"}
+        return self._log.change(table, actions, plan.applications, note)
+
+    def _restored(self, plan: RewindPlan) -> Sequence[AddAction]:
+        """Return the actions that add files again."""
+        assert not plan.restored, "a rewind of appends only removes files"
+        return ()
 
     @property
     def _sink(self) -> str:
@@ -142,33 +155,54 @@ class DeltaRewind:
     def _where(self) -> str:
         return f"job {self._ctx.job_id}, sink {self._ctx.uid!r}, {self._files.url}"
 
-    def _plan(self, state: TableState) -> _Plan:
-        rewound = _rewound(state, f"{REWOUND}{self._sink}")
+    def _rewound(self, state: TableState) -> list[Made]:
+        """Return for each rewind the checkpoint that it kept, and the newest that it removed."""
+        return [(after, newest) for after, newest in own_versions(state, f"{REWOUND}{self._sink}").items()]
+
+    def _removal(self, state: TableState) -> Callable[[Made | None], bool]:
+        """Return whether the rewind removes a transaction: an earlier one may have done it."""
+        rewound = self._rewound(state)
 
         def is_removed(made: Made | None) -> bool:
             if made is None or not self._after < made[1] < self._before:
                 return False
             return not any(after < made[1] <= newest for after, newest in rewound)
 
+        return is_removed
+
+    def _plan(self, state: TableState) -> RewindPlan:
+        is_removed = self._removal(state)
+        upserted = state.transactions.get(f"{UPSERTED}{self._sink}")
+        if upserted is not None and is_removed((0, upserted)):
+            raise self._refused(
+                "the sink has replaced rows of other files since, with mode='upsert'",
+                "Set mode='upsert' with the same key again for this restore",
+            )
         active: dict[Made, list[DataFile]] = defaultdict(list)
         for file in state.data_files():
             made = self._layout.published_by(file.path.rsplit("/", 1)[-1])
             if made is not None and is_removed(made):
                 active[made].append(file)
-        own = _own(state, f"{APPLICATION}{self._sink}")
+        own = own_versions(state, f"{APPLICATION}{self._sink}")
         committed = {made: n for made, n in self._committed(own).items() if is_removed(made)}
         self._check_all(state, committed, active)
-        names = (self._layout.published_by(path.rsplit("/", 1)[-1]) for path in self._published.files())
-        in_place = {made for made in names if made is not None and is_removed(made)}
-        found = {*committed, *active, *in_place}
+        found = {*committed, *active, *self._in_place(is_removed)}
         newest = max((made[1] for made in found), default=None)
         if newest is None:
-            return _Plan((), None, {})
+            return RewindPlan((), None, {})
+        files = [file for files in active.values() for file in files]
+        return RewindPlan(files, newest, self._applications(found, own, newest))
+
+    def _in_place(self, is_removed: Callable[[Made | None], bool]) -> set[Made]:
+        """Return the removed transactions whose files are in their place, perhaps without an entry in the log."""
+        names = (self._layout.published_by(path.rsplit("/", 1)[-1]) for path in self._published.files())
+        return {made for made in names if made is not None and is_removed(made)}
+
+    def _applications(self, found: Collection[Made], own: Mapping[int, int], newest: int) -> dict[str, int]:
         # A subtask that has committed nothing gets a version, too: its zombie may be about to append.
         subtasks = {made[0] for made in found} | own.keys() | self._staging
         applications = {f"{APPLICATION}{self._sink}{n}": own.get(n, newest) for n in sorted(subtasks)}
-        applications[f"{REWOUND}{self._sink}{self._after}"] = newest
-        return _Plan([file for files in active.values() for file in files], newest, applications)
+        return {**applications, f"{REWOUND}{self._sink}{self._after}": newest}
 
     def _committed(self, own: Mapping[int, int]) -> dict[Made, int | None]:
         """Return all committed transactions that are known, with their number of files; None: it is not known.
@@ -191,8 +225,7 @@ class DeltaRewind:
         """Check that the table still has all files that were committed."""
         if not committed and not active:
             return
-        if state.metadata.is_append_only:
-            raise self._refused("the table is append-only (delta.appendOnly), so no row of it may be removed")
+        self._check_append_only(state)
         counts = {**committed, **self._logged(state, {made for made, n in committed.items() if n is None})}
         gone = [made for made, count in counts.items() if count != len(active.get(made, ()))]
         if gone:
@@ -204,6 +237,10 @@ class DeltaRewind:
         vectors = [file.path for files in active.values() for file in files if file.vector is not None]
         if vectors:
             raise self._refused(f"another program has deleted rows of {len(vectors)} files, the first {vectors[0]}")
+
+    def _check_append_only(self, state: TableState) -> None:
+        if state.metadata.is_append_only:
+            raise self._refused("the table is append-only (delta.appendOnly), so no row of it may be removed")
 
     def _logged(self, state: TableState, unknown: set[Made]) -> dict[Made, int]:
         """Return the number of files of transactions, by their log entries; the newest entries are read first."""
@@ -219,7 +256,7 @@ class DeltaRewind:
                 if kind == "add":
                     files += 1
                 else:
-                    made = self._transaction(body.get("tidegateTransaction"))
+                    made = self._transaction(body.get(TRANSACTION))
             if made in unknown:
                 found[made] = files
         if missing := unknown - found.keys():
@@ -235,21 +272,17 @@ class DeltaRewind:
                 return made.subtask, made.checkpoint_id
         return None
 
-    def _refused(self, cause: str) -> SinkConflictError:
+    def _refused(
+        self,
+        cause: str,
+        remedy: str = "Restore with on_committed_after=accept_duplicates, and remove duplicate rows yourself",
+    ) -> SinkConflictError:
         return SinkConflictError(
-            f"the Delta sink cannot rewind to checkpoint {self._after}",
-            where=self._where,
-            cause=cause,
-            remedy="Restore with on_committed_after=accept_duplicates, and remove duplicate rows yourself",
+            f"the Delta sink cannot rewind to checkpoint {self._after}", where=self._where, cause=cause, remedy=remedy
         )
 
 
-def _own(state: TableState, begin: str) -> dict[int, int]:
+def own_versions(state: TableState, begin: str) -> dict[int, int]:
     """Return subtask -> checkpoint of its last commit, for the applications whose ids begin so."""
     found = {name[len(begin) :]: n for name, n in state.transactions.items() if name.startswith(begin)}
     return {int(subtask): n for subtask, n in found.items() if subtask.isdecimal()}
-
-
-def _rewound(state: TableState, begin: str) -> list[Made]:
-    """Return for each rewind the checkpoint that it kept, and the newest that it removed."""
-    return [(after, newest) for after, newest in _own(state, begin).items()]

@@ -40,6 +40,13 @@ _DEMANDING_PROPERTIES = ("delta.constraints.", "delta.columnMapping.mode", "delt
 records.
 """
 
+_PREVENTS_UPSERTS = {
+    "delta.appendOnly": "no row of it may be removed",
+    # The entry that removes a file must name its vector, for which delta-rs has no field.
+    "delta.enableDeletionVectors": "other writers mark deleted rows in deletion vectors, which the sink cannot replace",
+}
+"""Properties with which a table accepts no upserts, and why."""
+
 
 def stored_schema(schema: pa.Schema, partition_by: Sequence[str], url: str) -> pa.Schema:
     """Return `schema` as Delta stores it: microseconds, UTC, plain strings; without metadata.
@@ -175,6 +182,31 @@ def check_table(table: DeltaTable, stored: pa.Schema, partition_by: Sequence[str
             cause=", ".join(demands),
             remedy=remedy,
         )
+
+
+def check_rewritable(table: DeltaTable, stored: pa.Schema, url: str) -> None:
+    """Check that rows of the table can be replaced and removed. `check_table` has accepted it.
+
+    Raises:
+        PipelineError: with the requirement that prevents it.
+    """
+    configuration = table.metadata().configuration
+    missing = [field.name for field in table.schema().fields if field.name not in stored.names]
+    if missing:
+        raise PipelineError(
+            "the Delta table has columns that the records lack, so an upsert would remove their values",
+            where=url,
+            cause=", ".join(missing),
+            remedy="Add the columns to the records with with_columns(), or write to a table without them",
+        )
+    for name, cause in _PREVENTS_UPSERTS.items():
+        if str(configuration.get(name)).lower() == "true":
+            raise PipelineError(
+                "rows of the Delta table cannot be replaced",
+                where=url,
+                cause=f"{name}=true: {cause}",
+                remedy=f"Set {name}=false, or write to another table",
+            )
 
 
 def delta_schema(stored: pa.Schema) -> Any:

@@ -1,4 +1,4 @@
-"""Delta: a sink that appends to a Delta Lake table with two-phase commit."""
+"""Delta: a sink that appends to a Delta Lake table, or upserts by key, with two-phase commit."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+from fsspec import AbstractFileSystem
 
 from tidegate.change_rows import change_kind_column
 from tidegate.connectors.delta.delta_log import DeltaLog, log_options, require_deltalake
+from tidegate.connectors.delta.delta_restore import DeltaRestore
 from tidegate.connectors.delta.delta_rewind import DeltaRewind
 from tidegate.connectors.delta.delta_schema import stored_schema
+from tidegate.connectors.delta.delta_upsert_writer import DeltaUpsertWriter
 from tidegate.connectors.delta.delta_writer import DeltaWriter
 from tidegate.connectors.delta.log.log_files import LogFiles
 from tidegate.connectors.files.sink.file_leftovers import FileLeftovers
@@ -24,6 +27,8 @@ from tidegate.connectors.leftovers import LeftoverReport, NeededTransactions
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.storage import absolute_url, check_target_folder, is_local, list_folder, open_filesystem
 from tidegate.connectors.transactions import Committable, SinkContext
+from tidegate.connectors.upserts.upsert_staging import quarantine_keys
+from tidegate.connectors.upserts.write_mode import WriteMode, check_key, key_columns, rows_schema
 from tidegate.errors import PipelineError
 from tidegate.jobs.client.staged_data import StagedData
 from tidegate.jobs.history.sink_identity import SinkIdentity
@@ -31,17 +36,26 @@ from tidegate.units import ByteSize
 
 
 class Delta(Sink):
-    """Appends records to a Delta Lake table, for Spark, DuckDB, Polars and every other reader of Delta.
+    """Appends records to a Delta Lake table, or upserts them by key, for Spark, DuckDB, Polars and every other reader
+    of Delta.
 
     Needs the extra `tidegate[delta]`. Guarantee: exactly once, end to end, for readers of the table. Each record before
     a completed checkpoint's barrier is in the table once, whatever fails (S7.4). Each subtask's records of a checkpoint
     appear at one instant, as one version of the table; the versions of several subtasks follow one another. Other
     writers may append to, compact and vacuum the table meanwhile. `DeltaWriter` describes how transactions are staged
-    and published.
+    and published. With `upsert`, the records of all subtasks for a checkpoint normally appear as one version;
+    `DeltaUpsertWriter` describes it.
 
     Args:
         path: the table's folder, local or on S3 (`s3://`; the store must support creating an object only if it is
             absent). A missing table is created at the first commit, with the records' columns.
+        mode: `append` adds rows. `upsert` adds a row or, if rows with its key exist, replaces them by it. If a
+            checkpoint has several rows with a key, the last wins, and a later checkpoint wins over an earlier one. All
+            rows of a key must arrive through one subtask, as they do downstream of `group_by(key)`.
+        key: with `upsert`: the column or columns of the key, never null. The table need not be unique by it: a row
+            replaces all rows of its key. Change rows (`tidegate.change_rows`) need `upsert`: an insert or update_after
+            upserts its row, a delete or update_before deletes the rows with its key. The last change of a key in a
+            checkpoint wins.
         partition_by: columns of strings, integers, booleans or dates; an existing table must have the same ones.
         storage_options: fsspec options, as for `Parquet`; values may be references to secrets.
         target_file_rows: approximate number of rows at which a file is closed and the next begun.
@@ -49,19 +63,22 @@ class Delta(Sink):
             subtask writes at least one file per checkpoint and partition that had records.
 
     Raises:
-        OptionError: `target_file_rows` or `target_file_size` < 1, or a repeated column in `partition_by`.
+        OptionError: mode and key do not fit, `target_file_rows` or `target_file_size` < 1, or a repeated column.
     """
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
+        mode: WriteMode = "append",
+        key: str | Sequence[str] = (),
         partition_by: str | Sequence[str] = (),
         storage_options: Mapping[str, Any] | None = None,
         target_file_rows: int = DEFAULT_TARGET_FILE_ROWS,
         target_file_size: str | ByteSize = DEFAULT_TARGET_FILE_SIZE,
     ) -> None:
         self._url = absolute_url(path)
+        self._key = key_columns(mode, key, "Delta")
         self._partition_by = partition_columns(partition_by, "Delta(partition_by=...)")
         self._storage_options = dict(storage_options or {})
         self._cut = file_cut(target_file_rows, target_file_size, "Delta")
@@ -76,18 +93,18 @@ class Delta(Sink):
             PipelineError: the package is missing; or a column, the folder, or an existing table does not fit.
         """
         require_deltalake(self._url)
-        if (kind := change_kind_column(schema)) is not None:
+        kind = change_kind_column(schema)
+        if kind is not None and not self._key:
             raise PipelineError(
                 "the Delta sink appends rows, and cannot apply change rows",
                 where=self._url,
                 cause=f"column {kind!r} holds kinds of change",
-                remedy="Store the changes as rows, with changes_as_rows(); or write them to a sink with mode='upsert'",
+                remedy='Use mode="upsert" with key=; or store the changes as rows, with changes_as_rows()',
             )
-        stored = stored_schema(schema, self._partition_by, self._url)
-        options = log_options(self._url, self._storage_options)
+        check_key(rows_schema(schema), self._key, self._url)
         filesystem, root = open_filesystem(self._url, self._storage_options)
+        log, _ = self._log(filesystem, root, schema)
         check_target_folder(filesystem, root, self._url)
-        log = DeltaLog(self._url, root if is_local(filesystem) else self._url, options, stored, self._partition_by)
         files = [path for path in list_folder(filesystem, root)[0] if path.endswith(".parquet")]
         if log.find() is None and files:
             raise PipelineError(
@@ -100,12 +117,21 @@ class Delta(Sink):
     def create_writer(self, ctx: SinkContext) -> SinkWriter:
         """Return a writer into this subtask's staging folder. The table is not changed before the first commit."""
         require_deltalake(self._url)
-        stored = stored_schema(ctx.schema, self._partition_by, self._url)
-        options = log_options(self._url, self._storage_options)
         filesystem, root = open_filesystem(self._url, self._storage_options)
+        log, stored = self._log(filesystem, root, ctx.schema)
+        layout = FileLayout(root, ctx)
+        if not self._key:
+            return DeltaWriter(filesystem, layout, ctx, self._cut, log, stored, self._partition_by)
+        files = LogFiles(self._url, self._storage_options)
+        return DeltaUpsertWriter(filesystem, layout, ctx, self._cut, log, stored, self._partition_by, files, self._key)
+
+    def _log(self, filesystem: AbstractFileSystem, root: str, records: pa.Schema) -> tuple[DeltaLog, pa.Schema]:
+        """Return the table's log, and the columns that are stored."""
+        stored = stored_schema(rows_schema(records), self._partition_by, self._url)
+        options = log_options(self._url, self._storage_options)
         location = root if is_local(filesystem) else self._url
-        log = DeltaLog(self._url, location, options, stored, self._partition_by)
-        return DeltaWriter(filesystem, FileLayout(root, ctx), ctx, self._cut, log, stored, self._partition_by)
+        log = DeltaLog(self._url, location, options, stored, self._partition_by, upserts=bool(self._key))
+        return log, stored
 
     def rewind_to(
         self,
@@ -115,20 +141,22 @@ class Delta(Sink):
         *,
         before: int = NO_CHECKPOINT,
     ) -> Callable[[], None]:
-        """Return the function that removes the files committed after the checkpoint from the table, in one version.
+        """Return the function that removes what was committed after the checkpoint from the table, in one version.
 
-        Rows of other writers stay. The files themselves stay until VACUUM deletes them, for earlier versions.
+        Appended files leave the table, and rows of other writers stay. With `upsert`, the table gets the files of its
+        version before; other programs must not have changed rows since. The files themselves stay until VACUUM deletes
+        them, for earlier versions.
 
         Raises:
-            SinkConflictError: another program has rewritten files of the sink since, or the table is append-only.
+            SinkConflictError: another program has rewritten files of the sink since, or with `upsert` changed any rows;
+                or the table is append-only.
         """
         require_deltalake(self._url)
-        stored = stored_schema(ctx.schema, self._partition_by, self._url)
         filesystem, root = open_filesystem(self._url, self._storage_options)
-        location = root if is_local(filesystem) else self._url
-        log = DeltaLog(self._url, location, log_options(self._url, self._storage_options), stored, self._partition_by)
+        log, _ = self._log(filesystem, root, ctx.schema)
         files = LogFiles(self._url, self._storage_options)
-        rewind = DeltaRewind(log, files, filesystem, FileLayout(root, ctx), ctx, checkpoint_id, before)
+        kind = DeltaRestore if self._key else DeltaRewind
+        rewind = kind(log, files, filesystem, FileLayout(root, ctx), ctx, checkpoint_id, before)
         rewind.check()
 
         def take_back() -> None:
@@ -144,6 +172,7 @@ class Delta(Sink):
         """Move the staged files to quarantine."""
         filesystem, root = open_filesystem(self._url, self._storage_options)
         quarantine_files(filesystem, FileLayout(root, ctx), ctx, committables, into)
+        quarantine_keys(filesystem, FileLayout(root, ctx), committables, into)
 
     def collect(self, ctx: SinkContext, needed: NeededTransactions, *, dry_run: bool = False) -> LeftoverReport:
         """Remove staged files that nothing needs, and pack commit markers."""
@@ -156,6 +185,7 @@ class Delta(Sink):
         return staged_files(self._url, FileLayout(root, ctx), ctx.uid, checkpoint_id, handle)
 
     def identity(self) -> SinkIdentity:
-        """Return the path and the partition columns."""
+        """Return the path, the partition columns and the key."""
         by = {"partition_by": list(self._partition_by)} if self._partition_by else {}
-        return SinkIdentity("Delta", (self._url,), by)
+        key = {"key": list(self._key)} if self._key else {}
+        return SinkIdentity("Delta", (self._url,), {**by, **key})

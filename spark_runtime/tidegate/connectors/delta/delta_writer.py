@@ -5,15 +5,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 from fsspec import AbstractFileSystem
 
 from tidegate.connectors.delta.data_files import DataFile
-from tidegate.connectors.delta.delta_log import DeltaLog
+from tidegate.connectors.delta.delta_log import TRANSACTION, DeltaLog
 from tidegate.connectors.files.sink.file_writer import FileCut, FileWriter
 from tidegate.connectors.files.sink.hive_partitions import PartitionValues
+from tidegate.connectors.files.sink.marker_packs import PackListing
 from tidegate.connectors.files.sink.parquet_encoding import ParquetEncoding
 from tidegate.connectors.files.sink.sink_layout import FileLayout
 from tidegate.connectors.transactions import Committable, SinkContext, TransactionId, parse_transaction_id
@@ -21,6 +22,7 @@ from tidegate.errors import OutageError, SinkConflictError
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
+    from deltalake.transaction import AddAction
 
 COMMIT_ATTEMPTS = 10
 """Attempts to append before a commit fails; each attempt reads the log first.
@@ -96,59 +98,102 @@ class DeltaWriter(FileWriter):
 
     def _commit(self, handle: Committable) -> None:
         made = parse_transaction_id(handle.transaction_id)
+        if "keys" in handle.data:
+            raise SinkConflictError(
+                "the transaction was staged with mode='upsert', but the Delta sink appends now",
+                where=self._where(made),
+                cause="the mode of the sink was changed while a transaction was not committed",
+                remedy="Restore with mode='upsert', let the job commit, then change the mode",
+            )
         problem: str | None = None
         for _ in range(COMMIT_ATTEMPTS):
-            table = self._log.find_or_create()
-            rewound = self._packs.listed()
-            if rewound.is_rewound(made.checkpoint_id):
-                raise self._rewound(made)
-            last = table.transaction_version(application_id(made))
-            if last == made.checkpoint_id:
-                break
-            # checked after the log was read: another process may have appended this and a later transaction
-            if self._is_marked(handle):
+            table, rewound = self._log.find_or_create(), self._packs.listed()
+            found = self._looked_up(table, handle, rewound)
+            if found == "marked":
                 return
-            if last is not None and not rewound.is_rewound(last):
-                self._mark(made, last)
+            if found == "logged":
+                break
+            self._mark_last(table, made, rewound)
             problem = self._append(table, made, handle)
             if problem is None:
                 break
         else:
-            raise OutageError(
-                f"the Delta table accepted no log entry in {COMMIT_ATTEMPTS} attempts",
-                where=f"sink {self._ctx.uid!r}, subtask {self._ctx.subtask}, transaction {handle.transaction_id}",
-                cause=problem or "",
-                remedy="Check which other processes write to the table. The data stays staged, and the "
-                "next start repeats the commit",
-            )
+            raise self._not_accepted(made, problem)
+        self._mark_with_files(handle)
+
+    def _looked_up(
+        self, table: DeltaTable, handle: Committable, rewound: PackListing
+    ) -> Literal["logged", "marked", "new"]:
+        """Look for a transaction in a version of the log, then for its marker.
+
+        Args:
+            rewound: read after the log, because a rewind records what it removes before it does so.
+
+        Raises:
+            SinkConflictError: a rewind has removed it.
+        """
+        made = parse_transaction_id(handle.transaction_id)
+        if rewound.is_rewound(made.checkpoint_id):
+            raise self._rewound(made)
+        last = table.transaction_version(application_id(made))
+        if last == made.checkpoint_id:
+            return "logged"
+        # Checked after the log was read: another process may have appended this and a later transaction.
+        return "marked" if self._is_marked(handle) else "new"
+
+    def _mark_last(self, table: DeltaTable, made: TransactionId, rewound: PackListing) -> None:
+        """Write the marker of the last entry of the transaction's application, which the next entry replaces."""
+        last = table.transaction_version(application_id(made))
+        if last is not None and not rewound.is_rewound(last):
+            self._mark(made, last)
+
+    def _mark_with_files(self, handle: Committable) -> None:
+        made = parse_transaction_id(handle.transaction_id)
         names = self._targets(handle)
         files = [{"path": name, "rows": file["rows"]} for name, file in zip(names, handle.data["files"], strict=True)]
         self._mark(made, made.checkpoint_id, files)
 
+    def _where(self, made: TransactionId) -> str:
+        return f"sink {self._ctx.uid!r}, subtask {self._ctx.subtask}, transaction {made}"
+
+    def _not_accepted(self, made: TransactionId, problem: str | None) -> OutageError:
+        return OutageError(
+            f"the Delta table accepted no log entry in {COMMIT_ATTEMPTS} attempts",
+            where=self._where(made),
+            cause=problem or "",
+            remedy="Check which other processes write to the table. The data stays staged, and the next start repeats "
+            "the commit",
+        )
+
     def _rewound(self, made: TransactionId) -> SinkConflictError:
         return SinkConflictError(
             "refused to commit a transaction that a rewind has removed from the Delta table",
-            where=f"sink {self._ctx.uid!r}, subtask {self._ctx.subtask}, transaction {made}",
+            where=self._where(made),
             cause="the job was restored to an earlier snapshot with on_committed_after=rewind",
             remedy="End the process that still runs an older generation of the job",
         )
 
     def _append(self, table: DeltaTable, made: TransactionId, handle: Committable) -> str | None:
-        from deltalake.transaction import AddAction
-
-        files = [
-            AddAction(
-                path=target,
-                size=file["bytes"],
-                partition_values=file["partition"],
-                modification_time=file["modified_ms"],
-                data_change=True,
-                stats=file["stats"],
-            )
-            for file, target in zip(handle.data["files"], self._publish_files(handle), strict=True)
-        ]
-        metadata = {"tidegateTransaction": handle.transaction_id}
+        files = add_actions(handle.data["files"], self._publish_files(handle))
+        metadata = {TRANSACTION: handle.transaction_id}
         return self._log.append(table, application_id(made), made.checkpoint_id, files, metadata)
+
+
+def add_actions(files: Sequence[Mapping[str, Any]], targets: Sequence[str]) -> list[AddAction]:
+    """Return the actions that add files to the table. Args: files: entries of a handle; targets: their places."""
+    from deltalake.transaction import AddAction
+
+    return [
+        AddAction(
+            path=target,
+            size=file["bytes"],
+            partition_values=file["partition"],
+            modification_time=file["modified_ms"],
+            data_change=True,
+            stats=file["stats"],
+        )
+        for file, target in zip(files, targets, strict=True)
+    ]
 
 
 def application_id(made: TransactionId) -> str:

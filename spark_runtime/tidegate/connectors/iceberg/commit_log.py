@@ -151,7 +151,12 @@ class CommitAttempt:
 
 
 def append_files(
-    table: Table, branch: str, files: Sequence[DataFile], transactions: Sequence[TransactionId], spec_id: int
+    table: Table,
+    branch: str,
+    files: Sequence[DataFile],
+    transactions: Sequence[TransactionId],
+    spec_id: int,
+    replaced: Sequence[DataFile] = (),
 ) -> CommitAttempt:
     """Try once to append files as one snapshot, as the successor of the branch's head in `table`.
 
@@ -162,6 +167,7 @@ def append_files(
         files: of one partition spec.
         transactions: of one sink and checkpoint.
         spec_id: the partition spec.
+        replaced: files that the same snapshot removes.
     """
     first = transactions[0]
     summary = {
@@ -175,15 +181,29 @@ def append_files(
     table.metadata = table.metadata.model_copy(update={"default_spec_id": spec_id})
     transaction = table.transaction()
     update = transaction.update_snapshot(snapshot_properties=summary, branch=branch)
-    merges = str(table.properties.get("commit.manifest-merge.enabled", "false")).lower() == "true"
-    with update.merge_append() if merges else update.fast_append() as producer:
+    producer: _SnapshotProducer[Any]
+    if replaced:
+        producer = update.overwrite()
+    elif str(table.properties.get("commit.manifest-merge.enabled", "false")).lower() == "true":
+        producer = update.merge_append()
+    else:
+        producer = update.fast_append()
+    with producer:
         for file in files:
             producer.append_data_file(file)
+        for file in replaced:
+            producer.delete_data_file(file)
     return _attempted(transaction, producer, last, first)
 
 
 def remove_files(
-    table: Table, branch: str, files: Sequence[DataFile], sink: SinkContext, between: tuple[int, int], last: LastCommits
+    table: Table,
+    branch: str,
+    files: Sequence[DataFile],
+    sink: SinkContext,
+    between: tuple[int, int],
+    last: LastCommits,
+    restored: Sequence[DataFile] = (),
 ) -> CommitAttempt:
     """Try once to remove files from a branch, as the successor of the branch's head in `table`.
 
@@ -192,13 +212,19 @@ def remove_files(
     Args:
         between: the checkpoints between which all commits of the sink are removed, both excluded.
         last: the last commits that remain.
+        restored: files of one partition spec that the same snapshot adds again.
     """
     summary = {**_names_of(sink), _REWOUND: f"{between[0]} {between[1]}"}
+    if restored:
+        # As in `append_files`.
+        table.metadata = table.metadata.model_copy(update={"default_spec_id": restored[0].spec_id})
     transaction = table.transaction()
     update = transaction.update_snapshot(snapshot_properties=summary, branch=branch)
     with update.overwrite() as producer:
         for file in files:
             producer.delete_data_file(file)
+        for file in restored:
+            producer.append_data_file(file)
     return _attempted(transaction, producer, last, sink)
 
 

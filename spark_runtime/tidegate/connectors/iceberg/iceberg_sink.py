@@ -1,4 +1,4 @@
-"""Iceberg: a sink that appends to an Apache Iceberg table with two-phase commit."""
+"""Iceberg: a sink that appends to an Apache Iceberg table, or upserts by key, with two-phase commit."""
 
 from __future__ import annotations
 
@@ -16,15 +16,19 @@ from tidegate.connectors.files.sink.sink_layout import FileLayout
 from tidegate.connectors.files.sink.staged_files import quarantine_files, staged_files
 from tidegate.connectors.iceberg.catalog import MAIN, IcebergCatalog, table_filesystem
 from tidegate.connectors.iceberg.commit_log import CommitLog, forget_commits
+from tidegate.connectors.iceberg.iceberg_upsert_writer import IcebergUpsertWriter
 from tidegate.connectors.iceberg.iceberg_writer import IcebergWriter
 from tidegate.connectors.iceberg.table_columns import Evolve
 from tidegate.connectors.iceberg.table_partitions import PartitionTerm
+from tidegate.connectors.iceberg.table_restore import TableRestore
 from tidegate.connectors.iceberg.table_rewind import TableRewind
 from tidegate.connectors.iceberg.table_setup import TableSetup, check_table_name
 from tidegate.connectors.interface import NO_CHECKPOINT, Sink, SinkWriter
 from tidegate.connectors.leftovers import LeftoverReport, NeededTransactions
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.transactions import Committable, SinkContext
+from tidegate.connectors.upserts.upsert_staging import quarantine_keys
+from tidegate.connectors.upserts.write_mode import WriteMode, key_columns
 from tidegate.errors import OptionError, PipelineError
 from tidegate.jobs.client.staged_data import StagedData
 from tidegate.jobs.history.sink_identity import SinkIdentity
@@ -44,19 +48,27 @@ _EFFECTS: Mapping[IfExists, str] = {
 
 
 class Iceberg(Sink):
-    """Appends records to an Apache Iceberg table, for Spark, Trino, Flink, DuckDB and every other reader of Iceberg.
+    """Appends records to an Apache Iceberg table, or upserts them by key, for Spark, Trino, Flink, DuckDB and every
+    other reader of Iceberg.
 
     Needs the extra `tidegate[iceberg]`. Guarantee: exactly once, end to end, for readers of the table. Each record
     before a completed checkpoint's barrier is in the table once, whatever fails (S7.4), and also if snapshots expire
     between a crash and the restore. The records of all subtasks for a checkpoint normally become visible in one
     snapshot of the table. If the subtask that commits for the others dies, or is late, there are several. Other writers
     may append to the table, rewrite its files and expire snapshots meanwhile. `IcebergWriter` describes how
-    transactions are staged and published.
+    transactions are staged and published, `IcebergUpsertWriter` what differs with `upsert`.
 
     Args:
         table: the table's name, with its namespace: "sales.orders".
         catalog: properties of the catalog, as pyiceberg accepts them: `type`, `uri`, `warehouse`, and properties of the
             storage (`s3.endpoint`). Secrets are references. `name` is the catalog's name; default: "default".
+        mode: `append` adds rows. `upsert` adds a row or, if rows with its key exist, replaces them by it. If a
+            checkpoint has several rows with a key, the last wins, and a later checkpoint wins over an earlier one. All
+            rows of a key must arrive through one subtask, as they do downstream of `group_by(key)`.
+        key: with `upsert`: the column or columns of the key, never null. The table need not be unique by it: a row
+            replaces all rows of its key. Change rows (`tidegate.change_rows`) need `upsert`: an insert or update_after
+            upserts its row, a delete or update_before deletes the rows with its key. The last change of a key in a
+            checkpoint wins.
         branch: branch of the table to commit to; a missing one is created from the main branch. Default: the main
             branch, which readers read.
         create: create a missing table with the records' columns when the job starts. Default: it is an error.
@@ -71,8 +83,8 @@ class Iceberg(Sink):
             file per checkpoint and partition that had records.
 
     Raises:
-        OptionError: an option has an unknown value, the table's name has no namespace, or `catalog` holds a secret in
-            plain text.
+        OptionError: an option has an unknown value, mode and key do not fit, the table's name has no namespace, or
+            `catalog` holds a secret in plain text.
     """
 
     def __init__(
@@ -80,6 +92,8 @@ class Iceberg(Sink):
         table: str,
         *,
         catalog: Mapping[str, Any],
+        mode: WriteMode = "append",
+        key: str | Sequence[str] = (),
         branch: str = MAIN,
         create: bool = False,
         partition_by: str | Sequence[str] = (),
@@ -99,7 +113,14 @@ class Iceberg(Sink):
             remedy = "Name each term once"
             raise OptionError("a partition term is repeated", where="Iceberg(partition_by=)", remedy=remedy)
         self._setup = TableSetup(
-            IcebergCatalog(dict(catalog)), table, branch, parsed, evolve, create, dict(properties or {})
+            IcebergCatalog(dict(catalog)),
+            table,
+            branch,
+            parsed,
+            evolve,
+            create,
+            dict(properties or {}),
+            key_columns(mode, key, "Iceberg"),
         )
         self.if_exists = if_exists
         self._file_bytes: int | None = None
@@ -110,8 +131,8 @@ class Iceberg(Sink):
         """Check, before anything runs, that the table has these columns, or can be created. Changes nothing.
 
         Raises:
-            PipelineError: the table is missing or does not fit; with all problems of its columns. Records with change
-                kinds are refused.
+            PipelineError: the table is missing or does not fit; with all problems of its columns. Change rows are
+                refused without `upsert`.
             OutageError: the catalog does not answer.
             MissingExtraError: a package is missing.
         """
@@ -158,7 +179,12 @@ class Iceberg(Sink):
             )
             cut = FileCut(sys.maxsize, size)
             layout = FileLayout(root, ctx)
-            return IcebergWriter(self._setup.catalog, opened, table, self._setup.branch, filesystem, layout, ctx, cut)
+            setup = self._setup
+            if setup.key:
+                return IcebergUpsertWriter(
+                    setup.catalog, opened, table, setup.branch, filesystem, layout, ctx, cut, setup.key
+                )
+            return IcebergWriter(setup.catalog, opened, table, setup.branch, filesystem, layout, ctx, cut)
         except BaseException:
             opened.close()
             raise
@@ -171,18 +197,21 @@ class Iceberg(Sink):
         *,
         before: int = NO_CHECKPOINT,
     ) -> Callable[[], None]:
-        """Return the function that removes the files committed after the checkpoint, in one snapshot.
+        """Return the function that removes what was committed after the checkpoint, in one snapshot.
 
-        Files of other writers stay.
+        Appended files leave the branch, and files of other writers stay. With `upsert`, the branch gets the files of
+        its snapshot before; other programs must not have changed rows since.
 
         Raises:
-            SinkConflictError: another program has rewritten files of the sink since, or their snapshots are expired.
+            SinkConflictError: another program has rewritten files of the sink since, or with `upsert` changed any rows;
+                or the snapshots are expired.
         """
         setup = self._setup
+        kind = TableRestore if setup.key else TableRewind
 
         def rewind_of(table: Table) -> TableRewind:
             layout = FileLayout(table_filesystem(table)[1], ctx)
-            return TableRewind(setup.catalog, setup.table, setup.branch, layout, ctx, checkpoint_id, before)
+            return kind(setup.catalog, setup.table, setup.branch, layout, ctx, checkpoint_id, before)
 
         with setup.catalog.opened() as catalog:
             table = setup.catalog.load(catalog, setup.table)
@@ -209,6 +238,7 @@ class Iceberg(Sink):
             table = self._setup.catalog.load(catalog, self._setup.table)
             filesystem, root = table_filesystem(table)
             quarantine_files(filesystem, FileLayout(root, ctx), ctx, committables, into)
+            quarantine_keys(filesystem, FileLayout(root, ctx), committables, into)
 
     def collect(self, ctx: SinkContext, needed: NeededTransactions, *, dry_run: bool = False) -> LeftoverReport:
         """Remove staged files that nothing needs, pack commit markers, and remove the table's property of a sink that
@@ -232,7 +262,8 @@ class Iceberg(Sink):
         return staged_files(location, FileLayout(location, ctx), ctx.uid, checkpoint_id, handle)
 
     def identity(self) -> SinkIdentity:
-        """Return catalog and table, and the branch unless it is the main one."""
+        """Return catalog and table, the branch unless it is the main one, and the key."""
         setup = self._setup
         branch = () if setup.branch == MAIN else (setup.branch,)
-        return SinkIdentity("Iceberg", (setup.catalog.place, setup.table, *branch))
+        key = {"key": list(setup.key)} if setup.key else {}
+        return SinkIdentity("Iceberg", (setup.catalog.place, setup.table, *branch), key)

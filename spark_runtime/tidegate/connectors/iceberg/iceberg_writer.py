@@ -187,6 +187,7 @@ class IcebergWriter(FileWriter):
 
     def _commit(self, handle: Committable) -> None:
         made = parse_transaction_id(handle.transaction_id)
+        self._refuse_mode(handle)
         problem: Exception | None = None
         attempt: CommitAttempt | None = None
         leader_waits = iter(LEADER_WAITS_S)
@@ -225,6 +226,16 @@ class IcebergWriter(FileWriter):
         if self._local:
             self._sync_metadata(table, made)
         self._mark(made, made.checkpoint_id)
+
+    def _refuse_mode(self, handle: Committable) -> None:
+        """Raise if the transaction was staged with another mode than this writer's."""
+        if "keys" in handle.data:
+            raise SinkConflictError(
+                "the transaction was staged with mode='upsert', but the Iceberg sink appends now",
+                where=self._where(parse_transaction_id(handle.transaction_id)),
+                cause="the mode of the sink was changed while a transaction was not committed",
+                remedy="Restore with mode='upsert', let the job commit, then change the mode",
+            )
 
     def _sync_metadata(self, table: Table, made: TransactionId) -> None:
         """Make the files of the commit durable before the marker: pyiceberg does not sync files on a local disk."""

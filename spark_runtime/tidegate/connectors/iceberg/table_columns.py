@@ -171,6 +171,22 @@ def new_columns(records: pa.Schema, table: Schema, evolve: Evolve, where: str) -
     return list(new_schema(pa.schema([f.with_nullable(True) for f in missing]), where).columns) if missing else []
 
 
+def refuse_other_columns(table: Schema, names: Sequence[str], where: str) -> None:
+    """Check that a table has no columns except these, because replaced rows would lose their values.
+
+    Raises:
+        PipelineError: it has others.
+    """
+    others = [column.name for column in table.columns if column.name not in names]
+    if others:
+        raise PipelineError(
+            "the Iceberg table has columns that the records lack, so an upsert would remove their values",
+            where=where,
+            cause=", ".join(others),
+            remedy="Add the columns to the records with with_columns(), or write to a table without them",
+        )
+
+
 def _unfit(what: str, where: str, problems: Sequence[str]) -> PipelineError:
     return PipelineError(
         what if len(problems) == 1 else f"{what}, for {len(problems)} reasons",

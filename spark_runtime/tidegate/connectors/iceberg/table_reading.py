@@ -169,18 +169,12 @@ class TableSelection:
             PipelineError: a file of the split is missing.
             OutageError: the table's storage does not answer.
         """
-        from pyiceberg.io.pyarrow import ArrowScan, _read_all_delete_files
-
-        task = _task(table, split.data)
         projected = table.schemas()[split.data["schema_id"]].select(*columns)
         target = pa.schema([schema.field(name) for name in columns])
-        scan = ArrowScan(table.metadata, table.io, projected, self.expression())
         try:
             with self.catalog.answering("a data file of the Iceberg table cannot be read", self.table):
-                deletes = _read_all_delete_files(table.io, [task]) if task.delete_files else {}
-                # The public `to_record_batches` reads the whole file into memory before the first batch.
-                for batch in scan._record_batches_from_scan_tasks_and_deletes([task], deletes):
-                    rows = batch.select(list(columns)).cast(target)
+                for rows in file_batches(table, _task(table, split.data), projected, self.expression()):
+                    rows = rows.select(list(columns)).cast(target)
                     for first in range(0, rows.num_rows, MAX_BATCH_ROWS):
                         yield rows.slice(first, MAX_BATCH_ROWS)
         except FileNotFoundError as e:
@@ -193,6 +187,18 @@ class TableSelection:
             cause=f"{cause}; the snapshot that referred to it is probably expired",
             remedy="Start the job fresh; and keep snapshots longer than the job may be late or stopped",
         )
+
+
+def file_batches(
+    table: Table, task: FileScanTask, projected: Schema, filter_: BooleanExpression
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a data file as pyiceberg has them, without rows that delete files remove."""
+    from pyiceberg.io.pyarrow import ArrowScan, _read_all_delete_files
+
+    scan = ArrowScan(table.metadata, table.io, projected, filter_)
+    deletes = _read_all_delete_files(table.io, [task]) if task.delete_files else {}
+    # The public `to_record_batches` reads the whole file into memory before the first batch.
+    yield from scan._record_batches_from_scan_tasks_and_deletes([task], deletes)
 
 
 def _split(table: Table, snapshot: Snapshot, task: FileScanTask, schema: Schema) -> Split:

@@ -32,17 +32,19 @@ REWIND_ATTEMPTS = 10
 
 
 @dataclass(frozen=True)
-class _Plan:
+class RewindPlan:
     """The changes of a rewind in one version of the table.
 
     files: the files to remove.
     newest: newest checkpoint that the rewind removes; None: it removes none, so it changes nothing.
     last: the last commits that remain.
+    restored: files that the branch gets again.
     """
 
     files: Sequence[DataFile]
     newest: int | None
     last: LastCommits
+    restored: Sequence[DataFile] = ()
 
 
 class TableRewind:
@@ -97,7 +99,7 @@ class TableRewind:
                 return
             record(plan.newest)
             attempt = remove_files(
-                table, self._branch, plan.files, self._ctx, (self._after, plan.newest + 1), plan.last
+                table, self._branch, plan.files, self._ctx, (self._after, plan.newest + 1), plan.last, plan.restored
             )
             if attempt.problem is None:
                 return
@@ -116,12 +118,12 @@ class TableRewind:
     def _is_between(self, checkpoint_id: int | None) -> bool:
         return checkpoint_id is not None and self._after < checkpoint_id < self._before
 
-    def _plan(self, table: Table) -> _Plan:
+    def _plan(self, table: Table) -> RewindPlan:
         log = CommitLog(table.metadata, self._branch, self._ctx)
         removed = self._removed(log)
         gone = {subtask: n for subtask, n in log.last.items() if self._is_between(n)}
         if not removed and not gone:
-            return _Plan((), None, log.last)
+            return RewindPlan((), None, log.last)
         files = self._files(table, log)
         added = sum(map(added_files, removed))
         if len(files) != added:
@@ -131,7 +133,7 @@ class TableRewind:
             )
         newest = max([n for n in (*map(checkpoint_of, removed), *gone.values()) if n is not None])
         last = {subtask: n for subtask, n in log.last.items() if subtask not in gone}
-        return _Plan(files, newest, last)
+        return RewindPlan(files, newest, last)
 
     def _removed(self, log: CommitLog) -> list[Snapshot]:
         """Return the commits to remove, without those that an earlier rewind has removed.

@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from tidegate.change_rows import change_kind_column
 from tidegate.connectors.iceberg.catalog import MAIN, IcebergCatalog, is_local_location
-from tidegate.connectors.iceberg.table_columns import Evolve, new_columns, new_schema
+from tidegate.connectors.iceberg.table_columns import Evolve, new_columns, new_schema, refuse_other_columns
 from tidegate.connectors.iceberg.table_partitions import PartitionTerm, check_spec, new_spec
+from tidegate.connectors.upserts.write_mode import check_key, rows_schema
 from tidegate.errors import OptionError, OutageError, PipelineError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class TableSetup:
         table: the table's name, with its namespace: `sales.orders`.
         create: create a missing table.
         properties: properties of a new table.
+        key: columns of the key, by which rows replace others; (): rows are appended.
     """
 
     catalog: IcebergCatalog
@@ -41,6 +43,7 @@ class TableSetup:
     evolve: Evolve = "refuse"
     create: bool = False
     properties: Mapping[str, str] = field(default_factory=dict)
+    key: tuple[str, ...] = ()
 
     @property
     def where(self) -> str:
@@ -55,14 +58,15 @@ class TableSetup:
             OutageError: the catalog does not answer.
         """
         kind = change_kind_column(records)
-        if kind is not None:
+        if kind is not None and not self.key:
             raise PipelineError(
-                "the Iceberg sink cannot apply change rows",
+                "the Iceberg sink appends rows, and cannot apply change rows",
                 where=self.where,
-                cause=f"column {kind!r} holds the kind of change; pyiceberg can apply updates and deletes only by "
-                "writing each data file again that has such a row",
-                remedy="Store the changes as rows, with changes_as_rows(); or write them to a sink with mode='upsert'",
+                cause=f"column {kind!r} holds kinds of change",
+                remedy='Use mode="upsert" with key=; or store the changes as rows, with changes_as_rows()',
             )
+        records = rows_schema(records)
+        check_key(records, self.key, self.where)
         found = self.catalog.find(catalog, self.table)
         if found is not None:
             self.check_table(found, records)
@@ -108,6 +112,8 @@ class TableSetup:
             )
         check_spec(self.partition_by, table.spec(), table.schema(), self.where)
         new_columns(records, table.schema(), self.evolve, self.where)
+        if self.key:
+            refuse_other_columns(table.schema(), records.names, self.where)
 
     def prepare(self, catalog: Catalog, records: pa.Schema) -> Table:
         """Return the table for records of this schema: created, with new columns, and with its branch, as needed.
@@ -120,6 +126,7 @@ class TableSetup:
         """
         from pyiceberg.exceptions import CommitFailedException
 
+        records = rows_schema(records)
         problem: Exception | None = None
         for _ in range(SETUP_ATTEMPTS):
             table = self.catalog.find(catalog, self.table) or self._created(catalog, records)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from typing import Literal, get_args
 
 import pyarrow as pa
 
@@ -19,11 +18,11 @@ from tidegate.connectors.postgres.target_check import check_target
 from tidegate.connectors.postgres.target_table import TargetTable
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.transactions import Committable, SinkContext
+from tidegate.connectors.upserts.write_mode import WriteMode, key_columns
 from tidegate.errors import OptionError
 from tidegate.jobs.client.staged_data import StagedData
 from tidegate.jobs.history.sink_identity import SinkIdentity
 
-WriteMode = Literal["append", "upsert"]
 DEFAULT_STAGING_SCHEMA = "tidegate"
 
 
@@ -73,19 +72,7 @@ class Postgres(Sink):
         staging_schema: str = DEFAULT_STAGING_SCHEMA,
         rewind: bool | None = None,
     ) -> None:
-        keys = (key,) if isinstance(key, str) else tuple(key)
-        if mode not in get_args(WriteMode):
-            raise OptionError(f"mode={mode!r} is unknown", where="Postgres(mode=...)", remedy="Use append or upsert")
-        if (mode == "upsert") != bool(keys):
-            raise OptionError(
-                f"mode={mode!r} does not allow {f'key={list(keys)}' if keys else 'an empty key'}",
-                where="Postgres(key=...)",
-                remedy="Pass key= with mode=upsert, and no key with mode=append",
-            )
-        if len(set(keys)) != len(keys):
-            raise OptionError(
-                "a key column is repeated", where=f"Postgres(key={list(keys)})", remedy="Name each key column once"
-            )
+        keys = key_columns(mode, key, "Postgres")
         schema, _, name = table.rpartition(".")
         if not name or "." in schema or table.startswith("."):
             raise OptionError(

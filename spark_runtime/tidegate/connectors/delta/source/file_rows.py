@@ -101,7 +101,7 @@ class FileRows:
         """
         with self._explained(part):
             vector, only = (self._rows_of(one) for one in (part.file.vector, part.only))
-            with _opened(*self._log.locate(part.file.path)) as file:
+            with opened_file(*self._log.locate(part.file.path)) as file:
                 wanted = self._wanted(file, part, names)
                 columns = [*wanted.values(), *([_CHANGE_TYPE] if part.kind in _KINDS_READ else [])]
                 first, row = _group_of(file, at)
@@ -196,7 +196,8 @@ class FileRows:
 
 
 @contextmanager
-def _opened(filesystem: AbstractFileSystem, path: str) -> Iterator[pq.ParquetFile]:
+def opened_file(filesystem: AbstractFileSystem, path: str) -> Iterator[pq.ParquetFile]:
+    """Open a data file. Its timestamps of 96 bits are read as microseconds, as Delta has them."""
     if is_local(filesystem):  # Arrow then reads without the interpreter's lock
         with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
             yield file

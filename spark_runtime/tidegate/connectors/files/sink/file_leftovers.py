@@ -19,7 +19,7 @@ from fsspec import AbstractFileSystem
 
 from tidegate.connectors.files.sink.growing_files import growths_of
 from tidegate.connectors.files.sink.marker_packs import PACK_SCHEMA, MarkerPacks
-from tidegate.connectors.files.sink.sink_layout import MARKER_SUFFIX, FileLayout, parse_staged_name
+from tidegate.connectors.files.sink.sink_layout import MARKER_SUFFIX, FileLayout, parse_staged_name, staged_names
 from tidegate.connectors.leftovers import Leftover, LeftoverReport, NeededTransactions
 from tidegate.connectors.storage import list_folder
 from tidegate.connectors.transactions import parse_transaction_id
@@ -81,9 +81,9 @@ class FileLeftovers:
         if self._needed.handles is None:
             return [], 0
         kept = {
-            (parse_transaction_id(handle.transaction_id).subtask, file["staged"])
+            (parse_transaction_id(handle.transaction_id).subtask, name)
             for handle in self._needed.handles
-            for file in handle.data.get("files", ())
+            for name in staged_names(handle)
         }
         found: list[StoredFile] = []
         for folder in list_folder(self._fs, self._layout.staging_of_all)[1]:

@@ -19,7 +19,7 @@ from tidegate.connectors.files.sink.existing_output import ExistingOutput
 from tidegate.connectors.files.sink.growing_files import GrowingFiles, Growth
 from tidegate.connectors.files.sink.hive_partitions import PartitionValues, by_partition, hive_folder
 from tidegate.connectors.files.sink.marker_packs import MarkerPacks
-from tidegate.connectors.files.sink.sink_layout import FileLayout, parse_staged_name, target_name
+from tidegate.connectors.files.sink.sink_layout import FileLayout, parse_staged_name, staged_names, target_name
 from tidegate.connectors.interface import SinkWriter
 from tidegate.connectors.storage import is_local, sync_to_disk
 from tidegate.connectors.transactions import (
@@ -108,6 +108,10 @@ class FileWriter(SinkWriter):
         if self._local:
             os.makedirs(layout.staging, exist_ok=True)
             os.makedirs(layout.commits, exist_ok=True)
+
+    def number_from(self, number: int) -> None:
+        """Give the running transaction a number: no other writer of this subtask and run may use it."""
+        self._number = number
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add the batch to the running transaction."""
@@ -347,8 +351,8 @@ class FileWriter(SinkWriter):
 
     def _remove_staged(self, handle: Committable) -> None:
         made = parse_transaction_id(handle.transaction_id)
-        for file in handle.data["files"]:
-            self._remove(self._layout.staged(file["staged"], made.subtask))
+        for name in staged_names(handle):
+            self._remove(self._layout.staged(name, made.subtask))
 
     def _remove(self, path: str) -> None:
         with suppress(FileNotFoundError):
@@ -359,9 +363,9 @@ class FileWriter(SinkWriter):
         cleans up.
         """
         kept = {
-            (parse_transaction_id(handle.transaction_id).subtask, file["staged"])
+            (parse_transaction_id(handle.transaction_id).subtask, name)
             for handle in pending
-            for file in handle.data["files"]
+            for name in staged_names(handle)
         }
         if self._growing is not None:
             self._finish_growths()

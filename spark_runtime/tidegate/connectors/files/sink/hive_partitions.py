@@ -99,12 +99,12 @@ def by_partition(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tupl
     # Codes begin at 0, so the prepended -1 makes the first row a start.
     starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
     for rows in np.split(order, starts[1:]):
-        values = tuple(_text(batch.column(name)[int(rows[0])].as_py()) for name in columns)
+        values = tuple(partition_text(batch.column(name)[int(rows[0])].as_py()) for name in columns)
         # A batch with one partition is not copied: the stable sort has left its rows in their order.
         yield values, rest if len(rows) == batch.num_rows else rest.take(pa.array(rows))
 
 
-def _text(value: Any) -> str | None:
+def partition_text(value: Any) -> str | None:
     """Return a value as text. An empty string counts as null, in folder names as in Delta's log."""
     if value is None or value == "":
         return None

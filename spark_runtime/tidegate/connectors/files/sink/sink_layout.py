@@ -1,6 +1,7 @@
 """Folder layout of file sinks: every path below a sink's folder is built here.
 
     <path>/[<column>=<value>/...]part-<job>--<lineage>--<uid>--<subtask>--<checkpoint>--<n>.<suffix>  published
+    <path>/[<column>=<value>/...]rest-<job>--<lineage>--<uid>--<subtask>--<name>.<suffix>  rows of replaced files
     <path>/_tidegate/staging/<job>/<lineage>/<uid>/<subtask>/<name>.<suffix>.staged   pre-committed or being written
     <path>/_tidegate/growing/<job>/<lineage>/<uid>/<subtask>/g<generation>--<run>/     see `growing_files`
     <path>/_tidegate/commits/<transaction id>.json                                    commit markers
@@ -15,11 +16,17 @@ generation, run, transaction number and file number, so that a zombie never writ
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from tidegate.connectors.transactions import TOKEN_SEPARATOR, SinkContext, TransactionId, file_name_token
+from tidegate.connectors.transactions import (
+    TOKEN_SEPARATOR,
+    Committable,
+    SinkContext,
+    TransactionId,
+    file_name_token,
+)
 from tidegate.errors import SinkConflictError
 
 PRIVATE_FOLDER = "_tidegate"
@@ -51,6 +58,15 @@ def parse_staged_name(name: str) -> StagedName | None:
     """Inverse of `str(StagedName)`; None for a file that no sink staged."""
     match = _STAGED_NAME.fullmatch(name)
     return StagedName(int(match[1]), match[2], int(match[3]), int(match[4]), match[5]) if match else None
+
+
+def staged_names(handle: Committable) -> Iterator[str]:
+    """Yield the names of all files that a transaction has in the staging folder.
+
+    These are its data files (`files`), and files that a sink stages beside them and never publishes (`beside`).
+    """
+    yield from (file["staged"] for file in handle.data.get("files", ()))
+    yield from handle.data.get("beside", ())
 
 
 class FileLayout:
@@ -118,6 +134,14 @@ class FileLayout:
             found.update(self.target("/".join(parts[:depth])) for depth in range(1, len(parts) + 1))
         # A folder's path is a prefix of its children's paths, so the reverse order puts children before their parent.
         return sorted(found, reverse=True)
+
+    def rest(self, staged: str) -> str:
+        """Return the name of a published file with rows that stay when other rows of their file are replaced.
+
+        It is unique, because the name of the staged file is. `published_by` does not know it: no checkpoint owns rows
+        that were there before.
+        """
+        return f"rest-{TOKEN_SEPARATOR.join([self._writers, str(self._subtask), staged.removesuffix(STAGED_SUFFIX)])}"
 
     def published_by(self, name: str) -> tuple[int, int] | None:
         """Return subtask and checkpoint of the published file; None: another sink, lineage or job published it."""
