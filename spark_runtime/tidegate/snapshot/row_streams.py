@@ -1,8 +1,8 @@
 """Encode tables as Arrow IPC streams, in pieces (S5.2).
 
 Columns are written in place, except integers that need fewer than eight bytes: each of them is stored in one, two or
-four, and a column of one value not at all. That costs less than the bytes that it saves. The fields of the stream's
-schema say so, and `table_of` gives the columns back as they were.
+four, and a column of one value not at all. That costs less than the bytes that it saves. The metadata of the stream's
+fields records it, and `table_of` gives the columns back as they were.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _narrowed(table: pa.Table) -> pa.Table:
         return table
     for index, field in enumerate(table.schema):
         column = table.column(index)
-        # The only metadata of a stored field must be that of `_narrow`, which the reader removes.
+        # The reader removes all metadata of a narrowed field.
         if field.type != pa.int64() or field.metadata or column.num_chunks != 1 or column.null_count:
             continue
         stored = _narrow(field, column.chunk(0))
