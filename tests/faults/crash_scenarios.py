@@ -44,6 +44,8 @@ ROWS = 160
 RATE = 200.0
 """Rows a second."""
 RAW, WINDOWS = "raw", "windows"
+UPSERTS = "Upserts"
+"""End of the name of a sink that upserts the rows, by their values."""
 
 Row = tuple[int, ...]
 
@@ -161,13 +163,18 @@ def sink_of(arguments: Mapping[str, str], name: str) -> Sink:
     """Of `Target.arguments`."""
     if arguments["kind"] == "Postgres":
         return Postgres(arguments["dsn"], name, password=arguments["password"])
-    if arguments["kind"] == "Iceberg":
-        return Iceberg(f"crash.{name}", catalog=iceberg_catalog(arguments["folder"]), create=True)
+    # A value comes once. A window that a drain fires early has two rows.
+    upserts: Any = {"mode": "upsert", "key": "v"} if arguments["kind"].endswith(UPSERTS) and name == RAW else {}
+    kind = arguments["kind"].removesuffix(UPSERTS)
+    if kind == "Iceberg":
+        return Iceberg(f"crash.{name}", catalog=iceberg_catalog(arguments["folder"]), create=True, **upserts)
     path = f"{arguments['folder']}/{name}"
-    if arguments["kind"] == "Kafka":
+    if kind == "Delta":
+        return Delta(path, **upserts)
+    if kind == "Kafka":
         return KafkaSink(f"{arguments['topics']}-{name}", servers=arguments["servers"], value=JsonRow(), staging=path)
-    makers: dict[str, Callable[[str], Sink]] = {"Parquet": Parquet, "Csv": Csv, "JsonLines": JsonLines, "Delta": Delta}
-    return makers[arguments["kind"]](path)
+    makers: dict[str, Callable[[str], Sink]] = {"Parquet": Parquet, "Csv": Csv, "JsonLines": JsonLines}
+    return makers[kind](path)
 
 
 def iceberg_catalog(folder: str) -> dict[str, str]:
@@ -198,7 +205,8 @@ class Folders(Target):
     def __init__(self, folder: Path, kind: str) -> None:
         self._folder = folder
         self._kind = kind
-        if kind == "Iceberg":
+        self._format = kind.removesuffix(UPSERTS)
+        if self._format == "Iceberg":
             folder.mkdir(exist_ok=True)
             with self._catalog() as catalog:
                 catalog.create_namespace_if_not_exists("crash")
@@ -215,7 +223,7 @@ class Folders(Target):
         return {"kind": self._kind, "folder": str(self._folder)}
 
     def rows(self, name: str) -> list[Row]:
-        if self._kind == "Iceberg":
+        if self._format == "Iceberg":
             with self._catalog() as catalog:
                 if not catalog.table_exists(f"crash.{name}"):
                     return []
@@ -224,7 +232,7 @@ class Folders(Target):
         folder = self._folder / name
         if not folder.exists():
             return []
-        if self._kind == "Delta":
+        if self._format == "Delta":
             from deltalake import DeltaTable
 
             return [tuple(row.values()) for row in DeltaTable(str(folder)).to_pyarrow_table().to_pylist()]
