@@ -104,11 +104,24 @@ SINK_STEPS = {
         "sink: DeltaTable.create_write_transaction: before",
         "sink: DeltaTable.create_write_transaction: after",
     ),
+    "DeltaUpserts": (
+        "sink: os.replace: before",
+        "sink: os.fsync: before",
+        "sink: DeltaTable.create_write_transaction: before",
+        "sink: DeltaTable.create_write_transaction: after",
+        "sink: LocalFileSystem.rm_file: after",
+    ),
     "Iceberg": (
         "sink: os.replace: before",
         "sink: SqlCatalog.load_table: after",
         "sink: SqlCatalog.commit_table: before",
         "sink: SqlCatalog.commit_table: after",
+    ),
+    "IcebergUpserts": (
+        "sink: os.replace: before",
+        "sink: SqlCatalog.commit_table: before",
+        "sink: SqlCatalog.commit_table: after",
+        "sink: LocalFileSystem.rm_file: after",
     ),
     "Kafka": (
         "sink: os.replace: before",

@@ -49,6 +49,8 @@ RATE = 200.0
 RAW, WINDOWS = "raw", "windows"
 DATA_SOURCES = ("PySparkStream", "PySparkBatch")
 """`PySparkSink` with a commit for each checkpoint, and with one commit of all rows."""
+UPSERTS = "Upserts"
+"""End of the name of a sink that upserts the rows, by their values."""
 
 Row = tuple[int, ...]
 
@@ -166,16 +168,21 @@ def sink_of(arguments: Mapping[str, str], name: str) -> Sink:
     """Of `Target.arguments`."""
     if arguments["kind"] == "Postgres":
         return Postgres(arguments["dsn"], name, password=arguments["password"])
-    if arguments["kind"] == "Iceberg":
-        return Iceberg(f"crash.{name}", catalog=iceberg_catalog(arguments["folder"]), create=True)
+    # A value comes once. A window that a drain fires early has two rows.
+    upserts: Any = {"mode": "upsert", "key": "v"} if arguments["kind"].endswith(UPSERTS) and name == RAW else {}
+    kind = arguments["kind"].removesuffix(UPSERTS)
+    if kind == "Iceberg":
+        return Iceberg(f"crash.{name}", catalog=iceberg_catalog(arguments["folder"]), create=True, **upserts)
     path = f"{arguments['folder']}/{name}"
-    if arguments["kind"] == "Kafka":
+    if kind == "Delta":
+        return Delta(path, **upserts)
+    if kind == "Kafka":
         return KafkaSink(f"{arguments['topics']}-{name}", servers=arguments["servers"], value=JsonRow(), staging=path)
-    if arguments["kind"] in DATA_SOURCES:
-        stream = arguments["kind"] == "PySparkStream"
+    if kind in DATA_SOURCES:
+        stream = kind == "PySparkStream"
         return PySparkSink(Rows, options={"path": path}, stream=stream, staging=f"{arguments['folder']}/staging-{name}")
-    makers: dict[str, Callable[[str], Sink]] = {"Parquet": Parquet, "Csv": Csv, "JsonLines": JsonLines, "Delta": Delta}
-    return makers[arguments["kind"]](path)
+    makers: dict[str, Callable[[str], Sink]] = {"Parquet": Parquet, "Csv": Csv, "JsonLines": JsonLines}
+    return makers[kind](path)
 
 
 def iceberg_catalog(folder: str) -> dict[str, str]:
@@ -206,7 +213,8 @@ class Folders(Target):
     def __init__(self, folder: Path, kind: str) -> None:
         self._folder = folder
         self._kind = kind
-        if kind == "Iceberg":
+        self._format = kind.removesuffix(UPSERTS)
+        if self._format == "Iceberg":
             folder.mkdir(exist_ok=True)
             with self._catalog() as catalog:
                 catalog.create_namespace_if_not_exists("crash")
@@ -223,7 +231,7 @@ class Folders(Target):
         return {"kind": self._kind, "folder": str(self._folder)}
 
     def rows(self, name: str) -> list[Row]:
-        if self._kind == "Iceberg":
+        if self._format == "Iceberg":
             with self._catalog() as catalog:
                 if not catalog.table_exists(f"crash.{name}"):
                     return []
@@ -234,7 +242,7 @@ class Folders(Target):
             return [tuple(row.values()) for row in DataSourceTarget(folder).rows()]
         if not folder.exists():
             return []
-        if self._kind == "Delta":
+        if self._format == "Delta":
             from deltalake import DeltaTable
 
             return [tuple(row.values()) for row in DeltaTable(str(folder)).to_pyarrow_table().to_pylist()]
