@@ -337,6 +337,26 @@ def test_an_unchanged_large_value_is_refused_fetched_or_in_the_old_row(make: Any
     assert fetching.rows(2)[1] == change("update_after", id=1, v="c", big=big)
 
 
+def test_a_key_that_changed_is_deleted_though_the_row_is_gone_when_its_value_is_fetched(make: Any) -> None:
+    """S4.2: only the new row is left out, since later changes of the new key do not delete the old one."""
+    table = make("id int PRIMARY KEY, v text, big text")
+    table.run(f"INSERT INTO $t VALUES (1, 'a', {LARGE})")
+    reading = table.read()
+    assert len(reading.rows(1)) == 1
+    reading.until(lambda: reading.position is not None and not reading.position["copying"])
+    splits = reading.snapshot()
+    reading.reader.close()
+    table.run("UPDATE $t SET id = 2")
+    table.run("DELETE FROM $t")
+    table.run("INSERT INTO $t VALUES (1, 'new', NULL)")
+    fetching = table.read(splits, run_id="r2", missing_values="fetch")
+    assert [(row["change_kind"], row["id"]) for row in fetching.rows(3)] == [
+        ("delete", 1),
+        ("delete", 2),
+        ("insert", 1),
+    ]
+
+
 @pytest.mark.parametrize(
     ("columns", "prepare", "said"),
     [

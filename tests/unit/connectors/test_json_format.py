@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -217,3 +218,11 @@ def test_many_bad_records_are_found_one_by_one() -> None:
     found = decoded(Json({"n": "int64"}), values)
     assert [one.index for one in found.bad] == list(range(0, 1_000, 3))
     assert found.batch.column("n").to_pylist() == [n for n in range(1_000) if n % 3]
+
+
+def test_a_decimal_with_a_huge_negative_exponent_is_a_bad_record() -> None:
+    """Arrow's own parser would end the process."""
+    values = [b'{"d": 1}', b'{"d": 1e-99999999}', b'{"d": "2E-1234567"}', b'{"d": 5e-2, "s": "x e-99999999"}']
+    found = decoded(Json({"d": "decimal(10, 2)"}), values)
+    assert [one.index for one in found.bad] == [1, 2]
+    assert found.batch.column("d").to_pylist() == [Decimal("1.00"), Decimal("0.05")]

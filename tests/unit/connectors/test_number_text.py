@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidegate.connectors.files.source.character_encoding import UndecodableRecordError
+from tidegate.connectors.files.source.csv_records import CsvParser
 from tidegate.connectors.files.source.number_text import loses_digits, may_have_leading_zeros, may_lose_digits
 
 
@@ -49,3 +54,13 @@ def test_a_number_is_found_wherever_it_stands_in_a_block(place: int) -> None:
     assert may_have_leading_zeros(before + b", \t -07" + behind)
     assert not may_lose_digits(before + b",12345" + behind)
     assert not may_have_leading_zeros(before + b",10" + behind)
+
+
+@pytest.mark.parametrize("number", ["1e-99999999", '"2.5E-1234567"'])
+def test_a_csv_decimal_with_a_huge_negative_exponent_is_refused(number: str) -> None:
+    """Arrow's own parser would end the process."""
+    schema = pa.schema([("d", pa.decimal128(10, 2)), ("s", pa.string())])
+    parser = CsvParser(["d", "s"], schema, [""], keeps_digits=False)
+    with pytest.raises(UndecodableRecordError, match=r"column 'd': .* is too small for decimal128\(10, 2\)"):
+        parser.parse(f"{number},a\n".encode())
+    assert parser.parse(b"5e-2,1e-99999999\n").to_pylist() == [{"d": Decimal("0.05"), "s": "1e-99999999"}]

@@ -15,6 +15,8 @@ from tidegate.connectors.files.source.character_encoding import UndecodableRecor
 from tidegate.connectors.files.source.number_text import (
     all_whole,
     first_beyond_float,
+    first_tiny,
+    may_be_tiny,
     may_have_leading_zeros,
     may_lose_digits,
     with_leading_zeros,
@@ -75,6 +77,7 @@ class CsvParser:
         self._others = [f for f in present if not _is_text(f.type)]
         self._types = {field.name: field.type for field in present}
         self._floats = [f.name for f in present if keeps_digits and pa.types.is_floating(f.type)]
+        self._decimals = [f.name for f in present if pa.types.is_decimal(f.type)]
         self._numbers = [f.name for f in present if keeps_digits and pa.types.is_integer(f.type)] + self._floats
 
     def ends(self, text: bytes, is_last: bool) -> Ends:
@@ -83,6 +86,7 @@ class CsvParser:
 
     def parse(self, text: bytes) -> pa.RecordBatch:
         """See `TextParser`."""
+        self._refuse_tiny(text)
         try:
             table = self._read(text, self._types)
         # Few blocks have empty quotes in columns that are not text, so the text is searched for them only after an
@@ -114,6 +118,15 @@ class CsvParser:
             place = table.schema.get_field_index(field.name)
             table = table.set_column(place, field, unquoted.column(field.name))
         return table
+
+    def _refuse_tiny(self, text: bytes) -> None:
+        """Raise UndecodableRecordError for a number that Arrow must not read as a decimal."""
+        if self._decimals and may_be_tiny(text):
+            texts = self._read(text, dict.fromkeys(self._decimals, pa.string()))
+            for name in self._decimals:
+                found = first_tiny(_one(texts.column(name), pa.string()))
+                if found is not None:
+                    raise UndecodableRecordError(f"column {name!r}: {found!r} is too small for {self._types[name]}")
 
     def _refuse_losses(self, text: bytes) -> None:
         """Raise UndecodableRecordError for a number that would lose digits."""

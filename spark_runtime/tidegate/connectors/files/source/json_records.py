@@ -26,12 +26,14 @@ from tidegate.connectors.files.source.json_values import (
     numbers_quoted,
     unknown_fields,
 )
-from tidegate.connectors.files.source.number_text import all_whole, loses_digits, may_lose_digits
+from tidegate.connectors.files.source.number_text import all_whole, loses_digits, may_be_tiny, may_lose_digits
 from tidegate.connectors.files.source.record_blocks import Ends, line_ends
 
 MAX_NEW_FIELDS = 100
 """Number of new fields at which the search for more stops, because it reads every block twice."""
 
+_TINY_VALUE = re.compile(rb'[:\[,][ \t]*("?-?[0-9.]+[eE]-[0-9]{5,}"?)[ \t]*[,\]}]')
+"""A whole value, number or text, as `may_be_tiny` finds it."""
 _UNEXPECTED = "unexpected field"
 _TO_NUMBER = "from string to number"
 _TOO_BIG = "Number too big"
@@ -185,7 +187,12 @@ class JsonParser:
 
 
 def read_json(text: bytes, schema: pa.Schema | None, unexpected: str) -> pa.Table:
-    """Return the objects as Arrow parses them."""
+    """Return the objects as Arrow parses them. Raises UndecodableRecordError for a number that it must not read."""
+    if schema is not None and may_be_tiny(text) and any(_holds(field.type, pa.types.is_decimal) for field in schema):
+        # The value may belong to a field of text: then, a record that is very rare is refused for nothing.
+        found = _TINY_VALUE.search(text)
+        if found is not None:
+            raise UndecodableRecordError(f"{found[1].decode()} is too small for a decimal")
     return pa_json.read_json(
         pa.BufferReader(text),
         read_options=pa_json.ReadOptions(block_size=len(text) + 1, use_threads=False),

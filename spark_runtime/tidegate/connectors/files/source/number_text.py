@@ -36,6 +36,11 @@ _INTEGER_DIGITS = 18
 _SURELY_NEARER = 0.25
 """Distance that is below 0.5 by more than the error of a product of long doubles."""
 
+_TINY = r"[eE]-[0-9]{5}"
+"""An exponent far below that of any decimal. Arrow reads memory that is not its own for the larger of them, which can
+end the process."""
+_TINY_BYTES = re.compile(_TINY.encode())
+
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
@@ -159,6 +164,17 @@ def with_leading_zeros(texts: pa.Array) -> str | None:
 def first_beyond_float(texts: pa.Array) -> str | None:
     """Return the first of these texts of numbers that loses digits as a 64-bit float."""
     return _first_lossy(texts.filter(pc.match_substring_regex(texts, _LONG).fill_null(False)))
+
+
+def may_be_tiny(text: bytes) -> bool:
+    """Return whether Arrow must not read the numbers in the text as decimals."""
+    return (b"e-" in text or b"E-" in text) and _TINY_BYTES.search(text) is not None
+
+
+def first_tiny(texts: pa.Array) -> str | None:
+    """Return the first of these texts of numbers that Arrow must not read as a decimal."""
+    found = texts.filter(pc.match_substring_regex(texts, _TINY).fill_null(False))
+    return str(found[0]) if len(found) else None
 
 
 def all_whole(texts: pa.Array) -> bool:

@@ -287,9 +287,10 @@ class ChangeAssembler:
         kept = np.ones(len(rows.kinds), bool)
         kept[wanted[~there]] = False
         if not there.all():
-            # With the row also its pair, the row before the update.
+            # With the row also its pair, the row before the update. An update of the key has the deletion of the old
+            # key instead, which later changes do not repeat.
             lost = set(rows.messages[wanted[~there]].tolist())
-            kept &= np.array([message not in lost for message in rows.messages.tolist()])
+            kept &= rows.are_deletions | np.array([message not in lost for message in rows.messages.tolist()])
             self._log("%d updates of table %s are left out: their rows were deleted later", len(lost), self._table)
         arrays = {
             name: pa.array(column, pa.string()).filter(pa.array(kept))

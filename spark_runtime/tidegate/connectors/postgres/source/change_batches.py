@@ -58,6 +58,11 @@ class ChangeRows:
     is_new: Mask
     kinds: Numbers
 
+    @property
+    def are_deletions(self) -> Mask:
+        """Return which rows are deletions."""
+        return self.kinds == _DELETE
+
 
 def with_old_values(changes: RowMessages) -> RowMessages:
     """Take values that an update has not changed and does not repeat from the old row, if the message has it."""
