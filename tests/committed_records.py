@@ -6,6 +6,8 @@ import time
 from typing import Any
 
 READ_LIMIT_S = 60.0
+SETTLE_S = 3.0
+"""Most time until the end of a committed transaction is on each partition. The broker answers a commit before that."""
 
 
 class CommittedRecords:
@@ -17,7 +19,9 @@ class CommittedRecords:
 
     def __init__(self, servers: str, topic: str) -> None:
         from confluent_kafka import Consumer
+        from confluent_kafka.admin import AdminClient
 
+        self._admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
         self.messages: list[Any] = []
         self._topic = topic
         self._consumer = Consumer(
@@ -39,6 +43,7 @@ class CommittedRecords:
         """Read to the present end of every partition, and return all messages so far."""
         from confluent_kafka import TopicPartition
 
+        self._settle()
         # An assignment makes the client tell the end of each partition anew.
         self._consumer.assign([TopicPartition(self._topic, number, offset) for number, offset in self._next.items()])
         unread = set(self._next)
@@ -53,6 +58,23 @@ class CommittedRecords:
                     assert message.error().name() == "_PARTITION_EOF", message.error()
                     unread.discard(message.partition())
         return self.messages
+
+    def _settle(self) -> None:
+        """Wait until no transaction is unfinished, or for a while: one that a test left open stays unfinished."""
+        from confluent_kafka import IsolationLevel, TopicPartition
+        from confluent_kafka.admin import OffsetSpec
+
+        wanted = {TopicPartition(self._topic, number): OffsetSpec.latest() for number in self._next}
+        deadline = time.monotonic() + SETTLE_S
+        while time.monotonic() < deadline:
+            ends = [
+                {place.partition: answer.result().offset for place, answer in answers.items()}
+                for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+                for answers in [self._admin.list_offsets(wanted, isolation_level=level, request_timeout=READ_LIMIT_S)]
+            ]
+            if ends[0] == ends[1]:
+                return
+            time.sleep(0.01)
 
     def close(self) -> None:
         """Release the client."""

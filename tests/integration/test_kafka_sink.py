@@ -198,6 +198,8 @@ def test_readers_of_committed_records_never_wait_for_a_checkpoint(kafka: KafkaBr
     assert [m.value() for m in kafka.read(topic)] == [b"a", b"other"]
 
 
+@pytest.mark.slow
+@pytest.mark.gate
 def test_a_commit_outlives_a_restart_of_the_broker(
     kafka: KafkaBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -196,7 +196,7 @@ def kept_in(spark: SparkSession, form: str, folder: Path) -> DataFrame:
 @pytest.mark.parametrize(
     ("form", "examples"),
     [
-        ("parquet", 2),
+        ("parquet", 1),
         pytest.param("parquet", 40, marks=pytest.mark.slow),
         pytest.param("memory", 15, marks=pytest.mark.slow),
     ],

@@ -18,12 +18,20 @@ def test_a_secret_setting_is_on_no_command_line(local_job: RealJob, monkeypatch:
     local_job.start(rows=20_000, rate=500.0, conf=conf)
     local_job.completed(1)
     driver = psutil.Process(local_job.driver_pid())
-    family = {process.pid: process.cmdline() for process in (driver, *driver.children(recursive=True))}
+    family = {process.pid: command_line(process) for process in (driver, *driver.children(recursive=True))}
     assert any("visible-name" in word for command in family.values() for word in command), "the JVM's settings"
     assert not [pid for pid, command in family.items() if SECRET in " ".join(command)]
     held = [pid for pid in family if f"SLOT_PASSWORD={SECRET}".encode() in environment(pid)]
     assert held, "Spark passes the setting to the slots"
     assert SECRET not in local_job.logs()
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    """Command line of a process; empty if it has ended."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
 
 
 def environment(pid: int) -> bytes:

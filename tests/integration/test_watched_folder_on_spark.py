@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pyarrow.dataset as ds
+import pytest
 from conftest import RealJob
 from ledger import compared
 from pipelines.watched import deliver
@@ -39,6 +40,8 @@ class Arrivals:
         assert self.committed() == sorted(self.rows)
 
 
+@pytest.mark.slow
+@pytest.mark.gate
 def test_each_file_of_a_folder_that_keeps_filling_is_read_once(local_job: RealJob) -> None:
     """S4.3, S5.5, S9.1, S9.2."""
     arrivals = Arrivals(local_job)

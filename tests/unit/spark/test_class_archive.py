@@ -142,7 +142,7 @@ def test_only_a_jvm_that_does_not_start_is_started_again_without_its_archive(
         return "started"
 
     monkeypatch.setattr(application.SparkContext, "getOrCreate", start)
-    spec: Any = SimpleNamespace(job_id="j", master="local[1]")
+    spec: Any = SimpleNamespace(job_id="j", master="local[1]", spark_conf={})
     if starts == 1:
         with pytest.raises(PySparkRuntimeError, match=message):
             application._start(spec, {OPTIONS: "-Xa"}, "-Xb")
