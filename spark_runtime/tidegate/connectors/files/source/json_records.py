@@ -189,7 +189,7 @@ class JsonParser:
 def read_json(text: bytes, schema: pa.Schema | None, unexpected: str) -> pa.Table:
     """Return the objects as Arrow parses them. Raises UndecodableRecordError for a number that it must not read."""
     if schema is not None and may_be_tiny(text) and any(_holds(field.type, pa.types.is_decimal) for field in schema):
-        # The value may belong to a field of text: then, a record that is very rare is refused for nothing.
+        # The value may belong to a text field. Such a record is refused, too.
         found = _TINY_VALUE.search(text)
         if found is not None:
             raise UndecodableRecordError(f"{found[1].decode()} is too small for a decimal")

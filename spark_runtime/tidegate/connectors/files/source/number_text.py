@@ -37,7 +37,7 @@ _SURELY_NEARER = 0.25
 """Distance that is below 0.5 by more than the error of a product of long doubles."""
 
 _TINY = r"[eE]-[0-9]{5}"
-"""An exponent far below that of any decimal. Arrow reads memory that is not its own for the larger of them, which can
+"""An exponent far below the least exponent of a decimal. Arrow reads memory that is not its own for the larger of them, which can
 end the process."""
 _TINY_BYTES = re.compile(_TINY.encode())
 
