@@ -37,8 +37,8 @@ _SURELY_NEARER = 0.25
 """Distance that is below 0.5 by more than the error of a product of long doubles."""
 
 _TINY = r"[eE]-[0-9]{5}"
-"""An exponent far below the least exponent of a decimal. Arrow reads memory that is not its own for the larger of them, which can
-end the process."""
+"""An exponent far below the least exponent of a decimal. For some of them, Arrow reads memory that is not its own,
+which can end the process."""
 _TINY_BYTES = re.compile(_TINY.encode())
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
