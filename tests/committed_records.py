@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Any
 
 READ_LIMIT_S = 60.0
@@ -61,19 +62,23 @@ class CommittedRecords:
 
     def _settle(self) -> None:
         """Wait until no transaction is unfinished, or for a while: one that a test left open stays unfinished."""
-        from confluent_kafka import IsolationLevel, TopicPartition
+        from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
         from confluent_kafka.admin import OffsetSpec
 
         wanted = {TopicPartition(self._topic, number): OffsetSpec.latest() for number in self._next}
         deadline = time.monotonic() + SETTLE_S
         while time.monotonic() < deadline:
-            ends = [
-                {place.partition: answer.result().offset for place, answer in answers.items()}
-                for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
-                for answers in [self._admin.list_offsets(wanted, isolation_level=level, request_timeout=READ_LIMIT_S)]
-            ]
-            if ends[0] == ends[1]:
-                return
+            # A new topic may have no leader yet.
+            with suppress(KafkaException):
+                ends = [
+                    {place.partition: answer.result().offset for place, answer in answers.items()}
+                    for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+                    for answers in [
+                        self._admin.list_offsets(wanted, isolation_level=level, request_timeout=READ_LIMIT_S)
+                    ]
+                ]
+                if ends[0] == ends[1]:
+                    return
             time.sleep(0.01)
 
     def close(self) -> None:

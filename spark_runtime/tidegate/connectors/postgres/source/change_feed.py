@@ -246,7 +246,16 @@ class ChangeFeed:
         try:
             share = "EXPORT_SNAPSHOT" if copies else "NOEXPORT_SNAPSHOT"
             # It waits for the end of all transactions that run now.
-            created = run_simple(connection, f'CREATE_REPLICATION_SLOT "{slot}" LOGICAL pgoutput {share}', closed)
+            try:
+                created = run_simple(connection, f'CREATE_REPLICATION_SLOT "{slot}" LOGICAL pgoutput {share}', closed)
+            except load_psycopg().errors.DuplicateObject as error:
+                # Not dropped here: this attempt may be the older one.
+                raise OutageError(
+                    f"the replication slot {slot!r} exists already",
+                    where=settings.where,
+                    cause="another attempt of this start has created it at the same time",
+                    remedy="The next attempt drops it",
+                ) from error
             lsn, exported = lsn_of(created.get_value(0, 1).decode()), created.get_value(0, 2)
             if copies:
                 self._first_copy = self._begin_copy(exported.decode())
