@@ -15,7 +15,7 @@ from postgres_server import PostgresServer, drop_slot
 from tidegate import PostgresTable
 from tidegate.connectors.interface import SourceContext, SourceReader, Split
 from tidegate.connectors.postgres.source import change_feed
-from tidegate.errors import FencedError, PipelineError, SnapshotError
+from tidegate.errors import FencedError, OutageError, PipelineError, SnapshotError
 from tidegate.testing.source_conformance import through_json
 
 _numbers = count()
@@ -314,6 +314,25 @@ def test_an_added_column_and_a_truncate_can_be_ignored(make: Any, caplog: pytest
     table.run("INSERT INTO $t VALUES (3, 'c')")
     assert reading.rows(2) == [change("insert", id=2, v="b"), change("insert", id=3, v="c")]
     assert "columns were added" in caplog.text and "was truncated" in caplog.text
+
+
+def test_a_slot_that_another_attempt_creates_at_the_same_time_fails_the_run_only(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S9.1: the next attempt finds the slot, and drops it."""
+    table = make()
+    table.run("INSERT INTO $t VALUES (1, 'a')")
+    run_simple = change_feed.run_simple
+
+    def created_twice(connection: Any, statement: str, closed: Any) -> Any:
+        run_simple(connection, statement, closed)
+        return run_simple(connection, statement, closed)
+
+    monkeypatch.setattr(change_feed, "run_simple", created_twice)
+    error = table.read().failure()
+    assert isinstance(error, OutageError) and "exists already" in str(error)
+    monkeypatch.undo()
+    assert table.read(run_id="r2").rows(1) == [change("insert", id=1, v="a")]
 
 
 LARGE = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 400) g)"
