@@ -14,7 +14,7 @@ from postgres_server import PostgresServer
 from tidegate import Postgres
 from tidegate.change_rows import change_kind_field
 from tidegate.connectors.interface import SinkWriter
-from tidegate.connectors.transactions import SinkContext
+from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.errors import DataError, PipelineError, TidegateError
 
 _numbers = count()
@@ -34,8 +34,8 @@ class Target:
         given = {"mode": "upsert", "key": "id", "password": self.postgres.password, **options}
         return Postgres(self.postgres.dsn, self.table, **given)
 
-    def writer(self, generation: int = 1) -> SinkWriter:
-        ctx = SinkContext(self.table, "l", "out", 0, 1, generation, "r1", SCHEMA)
+    def writer(self, generation: int = 1, subtask: int = 0, parallelism: int = 1) -> SinkWriter:
+        ctx = SinkContext(self.table, "l", "out", subtask, parallelism, generation, "r1", SCHEMA)
         return self.sink().create_writer(ctx)
 
     def rows(self) -> dict[int, str]:
@@ -125,3 +125,91 @@ def test_change_rows_need_a_key_and_the_right_to_delete(target: Target) -> None:
     finally:
         del os.environ["INSERTS_ONLY"]
         target.sql.execute("DROP OWNED BY inserts_only; DROP ROLE inserts_only")
+
+
+def make_deferrable(target: Target) -> None:
+    table, name = target.table, f"{target.table}_v_key"
+    target.sql.execute(f"ALTER TABLE {table} DROP CONSTRAINT {name}, ADD CONSTRAINT {name} UNIQUE (v) DEFERRABLE")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [(">", 2, "y"), (">", 1, "b")],
+        [(">", 1, "tmp"), (">", 2, "a"), (">", 1, "b")],
+        [("-", 2, None), (">", 1, "b"), ("+", 2, "a")],
+    ],
+)
+def test_a_unique_value_that_moves_to_another_row_is_committed_once_the_constraint_is_deferrable(
+    target: Target, changes: list[tuple[str, int, str | None]]
+) -> None:
+    writer = target.writer()
+    writer.write(batch(("+", 1, "a"), ("+", 2, "b")))
+    writer.commit(list(writer.prepare_commit(1)()))
+    writer.write(batch(*changes))
+    handles = list(writer.prepare_commit(2)())
+    with pytest.raises(TidegateError, match="UNIQUE .* DEFERRABLE") as caught:
+        writer.commit(handles)
+    assert "(v)=" not in str(caught.value), "the error quotes a row"
+    assert target.rows() == {1: "a", 2: "b"}
+    make_deferrable(target)
+    writer.commit(handles)
+    assert target.rows() == {1: "b", 2: "y" if changes[0] == (">", 2, "y") else "a"}
+    writer.close()
+
+
+def test_a_unique_value_moves_between_rows_of_different_subtasks(target: Target) -> None:
+    """S7.4: whichever subtask commits first publishes what both have staged for the checkpoint and older ones."""
+    make_deferrable(target)
+    writers = [target.writer(subtask=subtask, parallelism=2) for subtask in (0, 1)]
+    staged: list[list[Committable]] = []
+    for checkpoint, rows in enumerate([("a", "b"), ("tmp", "c"), ("b", "a")], start=1):
+        handles = []
+        for number, (writer, value) in enumerate(zip(writers, rows, strict=True)):
+            writer.write(batch((">", number + 1, value)))
+            handles.append(list(writer.prepare_commit(checkpoint)())[0])
+        staged.append(handles)
+    for writer, handle in zip(writers, staged[0], strict=True):
+        writer.commit([handle])
+    # The first subtask's part of checkpoint 2 is not committed when the second one commits checkpoint 3.
+    writers[1].commit([staged[1][1], staged[2][1]])
+    assert target.rows() == {1: "b", 2: "a"}
+    writers[0].commit([staged[1][0], staged[2][0]])
+    assert target.rows() == {1: "b", 2: "a"}
+    left = target.sql.execute("SELECT count(*) FROM tidegate.transactions WHERE target LIKE %s", [f"%{target.table}"])
+    assert left.fetchone() == (0,)
+    for writer in writers:
+        writer.close()
+
+
+def test_a_unique_value_that_two_rows_have_at_the_end_is_refused(target: Target) -> None:
+    make_deferrable(target)
+    writer = target.writer()
+    writer.write(batch(("+", 1, "a"), ("+", 2, "a")))
+    handles = list(writer.prepare_commit(1)())
+    for _ in range(2):
+        with pytest.raises(TidegateError, match="rows could not be committed.*duplicate key"):
+            writer.commit(handles)
+    assert target.rows() == {}
+    writer.close()
+
+
+def test_a_zombie_publishes_nothing_for_a_subtask_that_a_newer_generation_has_taken(target: Target) -> None:
+    """S9.2: its own subtask is not fenced yet."""
+    make_deferrable(target)
+    older = [target.writer(subtask=subtask, parallelism=2) for subtask in (0, 1)]
+    handles = []
+    for number, writer in enumerate(older):
+        writer.write(batch(("+", number + 1, "ab"[number])))
+        writer.commit(list(writer.prepare_commit(1)()))
+        writer.write(batch((">", number + 1, "ba"[number])))
+        handles.append(list(writer.prepare_commit(2)()))
+    newer = target.writer(generation=2, subtask=1, parallelism=2)
+    newer.recover(1, handles[1])
+    with pytest.raises(TidegateError, match="duplicate key"):
+        older[0].commit(handles[0])
+    assert target.rows() == {1: "a", 2: "b"}
+    newer.commit(handles[1])
+    assert target.rows() == {1: "b", 2: "a"}
+    for writer in (*older, newer):
+        writer.close()

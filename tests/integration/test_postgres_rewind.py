@@ -454,3 +454,18 @@ def test_a_job_goes_back_and_its_rows_come_once(target: Target, mode: str) -> No
     numbers = [(n,) for n in range(total)]
     counts = [(k, len(range(k, total, keys))) for k in range(keys)]
     assert target.rows() == sorted(numbers if mode == "append" else counts, key=repr)
+
+
+def test_values_that_have_changed_places_are_taken_back_if_the_constraint_is_deferrable(target: Target) -> None:
+    """S9.3: no order of single updates keeps the values unique."""
+    target.create("id bigint PRIMARY KEY, v text, CONSTRAINT {t}_v UNIQUE (v)".replace("{t}", target.table), **UPSERT)
+    writer = target.writer()
+    target.commit(writer, 1, (1, "a"), (2, "b"))
+    for checkpoint, row in ((2, (1, "c")), (3, (2, "a")), (4, (1, "b"))):
+        target.commit(writer, checkpoint, row)
+    with pytest.raises(TidegateError, match="UNIQUE .* DEFERRABLE"):
+        target.rewind(1)()
+    assert target.rows() == [(1, "b"), (2, "a")]
+    target.run("ALTER TABLE {t} DROP CONSTRAINT {t}_v, ADD CONSTRAINT {t}_v UNIQUE (v) DEFERRABLE")
+    target.rewind(1)()
+    assert target.rows() == [(1, "a"), (2, "b")]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.connectors.postgres.rewind_records import RECORDS_TABLE, RewindRecords
 from tidegate.connectors.postgres.staging_tables import (
+    DEFER_CONSTRAINTS,
     OF_SINK,
     REWIND_COLUMN,
     XID_COLUMN,
@@ -123,6 +124,8 @@ class PostgresRewind:
         connection.execute("SELECT set_config('lock_timeout', %s, true)", [f"{TABLE_LOCK_TIMEOUT_S}s"])
         # Other writers wait, so that what is compared stays as it is; readers do not.
         connection.execute(self._sql("LOCK TABLE {target} IN SHARE ROW EXCLUSIVE MODE"))
+        # A restored row may take the unique value that another row gives up.
+        connection.execute(DEFER_CONSTRAINTS)
         plan = self._plan(connection)
         if plan is not None:
             restored = self._restore(connection, plan)

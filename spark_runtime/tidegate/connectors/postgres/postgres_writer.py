@@ -17,6 +17,7 @@ from tidegate.connectors.postgres.connection import Connections, Database, is_un
 from tidegate.connectors.postgres.copy_columns import copy_text
 from tidegate.connectors.postgres.rewind_records import RewindRecords
 from tidegate.connectors.postgres.staging_tables import (
+    CHECK_CONSTRAINTS,
     DELETED_COLUMN,
     ROW_COLUMN,
     TRANSACTION_COLUMN,
@@ -50,6 +51,14 @@ COMMIT_ORDER_POLL_S = 0.1
 T = TypeVar("T")
 
 
+class _ValueTakenError(Exception):
+    """A row would get a unique value that another row has."""
+
+    def __init__(self, error: psycopg.Error) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class PostgresWriter(SinkWriter):
     """Two-phase-commit writer of one subtask.
 
@@ -62,7 +71,8 @@ class PostgresWriter(SinkWriter):
     - `commit`: for each checkpoint, in order, one database transaction unregisters its transactions, inserts their rows
       into the table, deletes them from the staging table and writes the commit markers. With a marker, there is nothing
       to do. A transaction that is neither registered nor marked: `TidegateError`. With `rewindable` it also writes
-      `RewindRecords`.
+      `RewindRecords`. If a row of an upsert would get a unique value that another row has, the transactions of all
+      subtasks are published together, because one of them may give the value up.
     - `recover`: removes rows that earlier runs of this subtask, and of the subtask indices it cleans up, left staged;
       never rows that this run or a newer generation stages.
 
@@ -88,6 +98,7 @@ class PostgresWriter(SinkWriter):
         self._registering = threading.Lock()
         self._registration: Registration | None = None
         self._next_number = 1
+        self._together = False
         self._closing = threading.Event()
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -195,10 +206,18 @@ class PostgresWriter(SinkWriter):
         self._registered()
         where = f"checkpoint {checkpoint_id}"
         for _ in range(int(COMMIT_ORDER_TIMEOUT_S / COMMIT_ORDER_POLL_S)):
-            if self.run(
-                lambda connection: self._try_publish(connection, checkpoint_id, transactions), "committed", where
-            ):
-                return
+            together = self._together
+            try:
+                if self.run(
+                    lambda connection: self._try_publish(connection, checkpoint_id, transactions), "committed", where
+                ):
+                    return
+            except _ValueTakenError as e:
+                if together or not self._target.key:
+                    raise self._refused(e.error, "committed", where) from None
+                # The row that has the value may give it up in another subtask's part of the checkpoint.
+                self._together = True
+                continue
             if self._closing.wait(COMMIT_ORDER_POLL_S):
                 break
         raise OutageError(
@@ -212,15 +231,24 @@ class PostgresWriter(SinkWriter):
     def _try_publish(
         self, connection: psycopg.Connection[Any], checkpoint_id: int, transactions: Sequence[TransactionId]
     ) -> bool:
+        try:
+            return self._publish_all(connection, checkpoint_id, transactions)
+        except load_psycopg().errors.UniqueViolation as e:
+            raise _ValueTakenError(e) from None
+
+    def _publish_all(
+        self, connection: psycopg.Connection[Any], checkpoint_id: int, transactions: Sequence[TransactionId]
+    ) -> bool:
         self._hold_generation(connection)
         # An upsert must not be overwritten by older rows of its key that are committed later.
         if self._target.key and self._staging.is_staged_elsewhere(connection, self._ctx, checkpoint_id):
             return False
+        if self._together:
+            for made in transactions:
+                for of_any_subtask in self._staging.staged_together(connection, self._ctx, made):
+                    self._publish_one(connection, parse_transaction_id(of_any_subtask))
         for made in transactions:
-            staged = self._staging.take(connection, str(made))
-            if staged is not None:
-                self._move(connection, made, staged)
-            elif not self._staging.is_marked(connection, made):
+            if not self._publish_one(connection, made) and not self._staging.is_marked(connection, made):
                 raise SnapshotError(
                     "the rows of a pre-committed transaction are lost",
                     where=self._where(str(made)),
@@ -229,7 +257,16 @@ class PostgresWriter(SinkWriter):
                     remedy="Restore the sink's tables from a backup that holds the rows, or restore an "
                     "earlier snapshot",
                 )
+        # Now, because an error at the end of the database transaction would come after the `except` of the caller.
+        connection.execute(CHECK_CONSTRAINTS)
         return True
+
+    def _publish_one(self, connection: psycopg.Connection[Any], made: TransactionId) -> bool:
+        """Publish a transaction; False: it is not staged."""
+        staged = self._staging.take(connection, str(made))
+        if staged is not None:
+            self._move(connection, made, staged)
+        return staged is not None
 
     def _move(self, connection: psycopg.Connection[Any], made: TransactionId, staged: StagedRows) -> None:
         if staged.target != self._target.name:
@@ -347,15 +384,27 @@ class PostgresWriter(SinkWriter):
                     cause=self._database.error_text(e),
                     remedy="Check the server and the network. The job tries again according to its restart strategy",
                 ) from None
-            # Without its cause, because the server's detail quotes rows, which must not be logged.
-            raise TidegateError(
-                f"rows could not be {done}"
-                if done != "begun"
-                else "the database refused to register the writer of the sink",
-                where=self._where(what),
-                cause=self._database.error_text(e),
-                remedy="Fix the cause in the database; its server log has the details. The next start tries again",
-            ) from None
+            raise self._refused(e, done, what) from None
+
+    def _refused(self, error: psycopg.Error, done: str, what: str) -> TidegateError:
+        """Return the error for work that the server has refused."""
+        remedy = "Fix the cause in the database; its server log has the details. The next start tries again"
+        if isinstance(error, load_psycopg().errors.UniqueViolation):
+            remedy = (
+                "If the rows are right at the end of the checkpoint, and a value only moves from one row to another: "
+                "replace the constraint by one that is checked at the end of a transaction, ALTER TABLE ... DROP "
+                "CONSTRAINT name, ADD CONSTRAINT name UNIQUE (...) DEFERRABLE. Otherwise remove the row that has the "
+                "value, or the constraint. The next start tries again"
+            )
+        # Without its cause, because the server's detail quotes rows, which must not be logged.
+        return TidegateError(
+            f"rows could not be {done}"
+            if done != "begun"
+            else "the database refused to register the writer of the sink",
+            where=self._where(what),
+            cause=self._database.error_text(error),
+            remedy=remedy,
+        )
 
     def close(self) -> None:
         """Drop the running transaction; pre-committed rows stay."""

@@ -82,6 +82,9 @@ LAST_CHANGES = (
     f" ORDER BY {{key}}, {ROW_COLUMN} DESC"
 )
 """The last staged row of each key in a transaction."""
+DEFER_CONSTRAINTS = "SET CONSTRAINTS ALL DEFERRED"
+CHECK_CONSTRAINTS = "SET CONSTRAINTS ALL IMMEDIATE"
+"""Constraints that are DEFERRABLE are checked at the end of the transaction; checked now."""
 OF_SINK = "job_id = %(job_id)s AND lineage = %(lineage)s AND uid = %(uid)s"
 OF_WRITER = f"{OF_SINK} AND subtask = %(subtask)s AND generation = %(generation)s AND run_id = %(run_id)s"
 """Conditions for rows in `writers`, with the values of `names_of`."""
@@ -379,6 +382,9 @@ class Staging:
         """
         from psycopg import sql
 
+        if target.key:
+            # Within a checkpoint, a row may give up a unique value that another row takes.
+            connection.execute(DEFER_CONSTRAINTS)
         present = self.columns_of(connection, staged.staging)
         changes = DELETED_COLUMN in present
         columns = [name for name in present if name not in RESERVED_COLUMNS]
@@ -466,6 +472,26 @@ class Staging:
         query = f"SELECT FROM {{schema}}.writers WHERE {OF_WRITER} AND committed @> %(number)s::bigint"
         row = connection.execute(self.statement(query), {**names_of(made), "number": made.number}).fetchone()
         return row is not None
+
+    def staged_together(
+        self, connection: psycopg.Connection[Any], ctx: SinkContext, made: TransactionId
+    ) -> Sequence[str]:
+        """Return the ids of all transactions that the run which made this one staged for its checkpoint and older ones.
+
+        All of them are to be committed, because the commit of a checkpoint is decided for all subtasks at once (S7.4).
+        They are locked, in order of checkpoint. Transactions that a newer generation is responsible for are left out
+        (S9.2).
+        """
+        query = (
+            "SELECT transaction_id FROM {schema}.transactions AS t JOIN {schema}.writers AS w USING (writer)"
+            f" WHERE {OF_SINK} AND w.generation = %(of_generation)s AND w.run_id = %(of_run)s"
+            " AND t.checkpoint_id <= %(checkpoint_id)s AND NOT EXISTS (SELECT FROM {schema}.writers AS newer"
+            f" WHERE newer.job_id = w.job_id AND newer.lineage = w.lineage AND newer.uid = w.uid"
+            " AND newer.generation > %(generation)s AND w.subtask %% newer.parallelism = newer.subtask)"
+            " ORDER BY t.checkpoint_id, t.transaction FOR UPDATE OF t"
+        )
+        values = {"of_generation": made.generation, "of_run": made.run_id, "checkpoint_id": made.checkpoint_id}
+        return [row[0] for row in connection.execute(self.statement(query), {**names_of(ctx), **values})]
 
     def staged(self, connection: psycopg.Connection[Any], ctx: SinkContext) -> Sequence[str]:
         """Return the ids of all staged transactions of the sink, in order of id."""
