@@ -179,6 +179,13 @@ class RecordError(StoreError):
     code = "record"
 
 
+class SparkLostError(TidegateError):
+    """The JVM of the driver has ended. The driver's process ends, too, and a new driver continues the job."""
+
+    exit_code = 15
+    code = "spark_lost"
+
+
 class UnclearAnswerError(StoreError):
     """The store did not report whether it wrote an entry of the decision log. The generation that wrote it ends."""
 

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tidegate.spark")
 
+GATEWAY_TIMEOUT_S = 5.0
+"""Longest wait, in seconds, for an answer of the JVM that has submitted this process."""
 FIXED_CONF = {
     "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
     "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "2",
@@ -93,8 +96,26 @@ class SparkApplication:
 
         return SparkSession(self.context)
 
+    def is_lost(self) -> bool:
+        """Return whether Spark's JVM has ended."""
+        gateway: Any = SparkContext._gateway
+        process = getattr(gateway, "proc", None)
+        if process is not None:
+            return process.poll() is not None
+        # Under spark-submit, the JVM is the parent of this process.
+        place = gateway.gateway_parameters
+        try:
+            with socket.create_connection((place.address, place.port), GATEWAY_TIMEOUT_S):
+                return False
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+
     def stop(self) -> None:
-        """Stop Spark."""
+        """Stop Spark. If its JVM has ended, do nothing."""
+        if self.is_lost():
+            return
         started = self.__dict__.get("session")
         (self.context if started is None else started).stop()
 

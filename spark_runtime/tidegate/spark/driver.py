@@ -2,8 +2,8 @@
 
 It writes a fence to the decision log, which makes it the driver of a new generation. It then runs attempts until the
 job ends, and answers commands. Exit code 0: the job ended as requested; 13: a newer generation runs the job, or a newer
-launch was recorded before this one began; 14: it is unclear whether the last decision of this driver was recorded; else
-the code of the error that made the job fail.
+launch was recorded before this one began; 14: it is unclear whether the last decision of this driver was recorded; 15:
+Spark's JVM has ended, and a new driver is to continue the job; else the code of the error that made the job fail.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ from tidegate.coordinator.recovery.fork_check import two_phase_sinks
 from tidegate.coordinator.recovery.source_schemas import schemas_in_effect
 from tidegate.coordinator.supervision.supervision_events import AnswerAllOpen
 from tidegate.coordinator.supervision.supervisor import EXIT_TERMINATED, termination_message
-from tidegate.errors import FencedError, StoreError, TidegateError, UnclearAnswerError
+from tidegate.errors import FencedError, SparkLostError, StoreError, TidegateError, UnclearAnswerError
 from tidegate.jobs.artifacts.artifact import unpack_artifact
 from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, read_pinned_graph, write_pinned_graph
 from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.client.job_directory import JobDirectory
 from tidegate.jobs.decision_log import DecisionLog, GenerationLog
+from tidegate.jobs.launch.local import launch_successor
 from tidegate.jobs.launches import refuse_if_superseded
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
@@ -79,7 +81,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     storage_options = storage_options_from(os.environ.get(STORAGE_OPTIONS_VARIABLE, ""))
     set_up("text", job=arguments.job)  # until the submission, which contains the log format, has been read
     try:
-        return Driver(arguments.root, arguments.job, arguments.spec, arguments.launch, storage_options).run()
+        driver = Driver(arguments.root, arguments.job, arguments.spec, arguments.launch, storage_options)
+        try:
+            return driver.run()
+        except SparkLostError:
+            driver.launch_successor()
+            raise
     except TidegateError as error:
         logger.error("%s", error)
         return error.exit_code
@@ -98,6 +105,7 @@ class Driver:
         self._terminated = threading.Event()
         self._is_building = False
         self._supervision: StreamingLoop | None = None
+        self._has_progressed = False
 
     def run(self) -> int:
         """Run the driver until the job ends, and return its exit code."""
@@ -123,6 +131,11 @@ class Driver:
         retiring.start()
         try:
             return self._run_generation(log, generation_log, hint, desk, retiring)
+        except SparkLostError:
+            completed = {d.generation for d in generation_log.decisions if d.kind == "complete"}
+            self._has_progressed = generation_log.generation in completed
+            desk.abandon()
+            raise
         except (FencedError, UnclearAnswerError):
             desk.abandon()
             raise
@@ -142,6 +155,23 @@ class Driver:
             desk.close()
             retiring.close()
             hint.close()
+
+    def launch_successor(self) -> None:
+        """After the death of the JVM: start the next driver, if the launcher of this one starts no more drivers.
+
+        Only if this driver has completed a checkpoint. Else a JVM that always dies would be started again and again.
+        """
+        if not self._has_progressed:
+            logger.warning("this driver has completed no checkpoint, so it starts no new one")
+            return
+        job = JobDirectory(self._root, self._spec.job_id, self._storage_options)
+        try:
+            launch = launch_successor(job, self._spec, self._launch)
+        except TidegateError as error:
+            logger.error("the next driver could not be started: %s", error)
+            return
+        if launch is not None:
+            logger.warning("process %s is the next driver, launch %d", launch.pid, launch.attempt)
 
     def _run_generation(
         self,

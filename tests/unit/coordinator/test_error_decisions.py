@@ -48,6 +48,7 @@ DECISIONS: dict[str, Curability] = {
     "SinkConflictError": "incurable",
     "SlotsUnavailableError": "curable",
     "SnapshotError": "incurable",
+    "SparkLostError": "curable",
     "StoreError": "curable",
     "StoreGuaranteeError": "curable",
     "SumOverflowError": "counted",

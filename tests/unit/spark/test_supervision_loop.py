@@ -19,7 +19,7 @@ from tidegate.coordinator.enumeration import Enumerations
 from tidegate.coordinator.job_run import RunEnded, RunFailed
 from tidegate.coordinator.supervision.supervisor import EXIT_JOB_FAILED, SIGTERM_STOP
 from tidegate.coordinator.topology import ChainShape, Topology
-from tidegate.errors import FencedError, SlotsUnavailableError, SnapshotError, StoreError
+from tidegate.errors import FencedError, SlotsUnavailableError, SnapshotError, SparkLostError, StoreError
 from tidegate.jobs.decision_log import DecisionLog
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
@@ -186,7 +186,13 @@ class FakeAttempt:
 
 
 class Loop:
-    def __init__(self, job: FakeJob, *scripts: Script, slots: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self,
+        job: FakeJob,
+        *scripts: Script,
+        slots: Callable[[], bool] = lambda: True,
+        is_lost: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.terminated = threading.Event()
         self.job = job
         remaining = list(scripts)
@@ -195,7 +201,7 @@ class Loop:
             untyped,
             self.terminated,
             new_application=lambda *_, **__: SimpleNamespace(  # type: ignore[arg-type, return-value]
-                stop=lambda: None, context=SimpleNamespace(uiWebUrl="http://driver:4040")
+                stop=lambda: None, is_lost=is_lost, context=SimpleNamespace(uiWebUrl="http://driver:4040")
             ),
             new_slot_wait=lambda *_: SimpleNamespace(poll=slots, offered=1),  # type: ignore[arg-type, return-value]
             new_attempt=lambda *_, **given: FakeAttempt(remaining, **given),  # type: ignore[arg-type, return-value]
@@ -229,6 +235,25 @@ def test_a_job_that_fails_once_runs_again_and_finishes() -> None:
     assert [d.data["message"] for d in job.log.read() if d.kind == "failure"] == ["boom"]
     assert job.hint.data["restarts"] == 1
     assert job.hint.data["spark_ui"] == "http://driver:4040"
+
+
+@pytest.mark.parametrize("seen", ["failed run", "exception"])
+def test_the_death_of_the_jvm_is_no_failure_of_the_job(seen: str) -> None:
+    """S9.1: the next driver continues."""
+    dead = threading.Event()
+
+    def die(attempt: FakeAttempt) -> RunFailed:
+        attempt.up()
+        dead.set()
+        if seen == "exception":
+            raise ConnectionRefusedError("no JVM")
+        return RunFailed("slot 0 was lost")
+
+    job = FakeJob()
+    with pytest.raises(SparkLostError, match="no JVM" if seen == "exception" else "slot 0 was lost"):
+        Loop(job, die, is_lost=dead.is_set).run()
+    assert job.statuses() == ["WAITING_FOR_SLOTS", "RUNNING"]
+    assert not [d for d in job.log.read() if d.kind == "failure"]
 
 
 def test_a_command_is_processed_when_it_arrives(monkeypatch: pytest.MonkeyPatch) -> None:

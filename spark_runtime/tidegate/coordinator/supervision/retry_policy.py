@@ -34,6 +34,7 @@ CURABLE: Final = frozenset(
         "handshake",
         "fenced",  # the driver itself checks whether a newer generation owns the job
         "driver_lost",
+        "spark_lost",
     }
 )
 """Codes of outages, and of failures that follow from the end of another process."""

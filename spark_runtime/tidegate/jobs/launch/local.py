@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-from tidegate.errors import EnvironmentProblemError
+from tidegate.errors import AlreadyExistsError, EnvironmentProblemError
 from tidegate.jobs.client.job_directory import JobDirectory
 from tidegate.jobs.driver_secrets import require_driver_secrets
+from tidegate.jobs.launch.desired_state import read_desired, stop_requested_by
 from tidegate.jobs.launch.launcher import (
     Check,
     DriverState,
@@ -82,6 +83,30 @@ def launch_local(
     if living is not None:
         return living.launch
     return _start_python(job, spec, python, env=env)
+
+
+def launch_successor(job: JobDirectory, spec: Spec, attempt: int) -> Launch | None:
+    """Start the driver that follows this process, which is the driver of launch `attempt` and must end.
+
+    Only for drivers that `LocalLauncher` has started, and that nobody supervises: an agent launches drivers itself, and
+    its budget counts them.
+
+    Returns:
+        The launch; None: another launcher is responsible, or the job is to end.
+
+    Raises:
+        EnvironmentProblemError: the process cannot be started.
+        StoreError: the store cannot be read, or cannot write.
+    """
+    own = read_launch(job.store, job.layout, spec.number, attempt)
+    desired = read_desired(job)
+    supervised = desired is not None and (desired.state, desired.spec) == ("running", spec.number)
+    if own.launcher != LocalLauncher.kind or supervised or stop_requested_by(job, spec.number):
+        return None
+    try:
+        return _start_python(job, spec, sys.executable, attempt=attempt + 1)
+    except AlreadyExistsError:
+        return None
 
 
 def _start_python(

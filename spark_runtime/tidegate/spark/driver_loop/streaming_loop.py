@@ -31,6 +31,7 @@ from tidegate.errors import (
     FencedError,
     SlotsUnavailableError,
     SnapshotError,
+    SparkLostError,
     StoreError,
     TidegateError,
     UnclearAnswerError,
@@ -108,6 +109,11 @@ class StreamingLoop:
             while self._exit_code is None:
                 self._run_round(self.application())
             return self._exit_code
+        except (FencedError, UnclearAnswerError):
+            raise
+        except Exception as error:
+            self._raise_if_spark_is_lost(f"{type(error).__name__}: {error}")
+            raise
         finally:
             self._over.set()
             job.desk.arrived.set()
@@ -122,6 +128,17 @@ class StreamingLoop:
             self._application = self._new_application(self._job.spec, self._job.options, moves_rows=moves_rows)
             self._job.hint.update(spark_ui=ui_url(self._application))
         return self._application
+
+    def _raise_if_spark_is_lost(self, cause: str) -> None:
+        """Raise SparkLostError if the JVM has ended: its failures are none of the job. Args: cause: what was seen."""
+        if self._application is not None and self._application.is_lost():
+            raise SparkLostError(
+                "the JVM of the driver has ended",
+                where=f"job {self._job.spec.job_id}",
+                cause=f"it was killed, for example because memory was short, or it failed; {cause}",
+                remedy="A new driver continues the job from its latest recovery point. If this repeats, see the "
+                "driver's log and the kernel's log of this machine",
+            )
 
     def _moves_rows_in_spark(self) -> bool:
         """Return whether Spark's JVM processes rows of the job."""
@@ -309,6 +326,7 @@ class StreamingLoop:
                 self._deliver(attempt.job_run, request)
             outcome = attempt.run()
             if isinstance(outcome, RunFailed):
+                self._raise_if_spark_is_lost(outcome.message)
                 again += attempt.shut_down(outcome.message)
             elif stop is not None:
                 outcome = replace(outcome, stop=stop.mode, checkpoint_id=stop.checkpoint_id, path=stop.path)
