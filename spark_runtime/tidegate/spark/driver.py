@@ -14,7 +14,6 @@ import os
 import secrets
 import signal
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -57,6 +56,7 @@ from tidegate.spark.driver_loop.row_materialisation import RowMaterialisation
 from tidegate.spark.driver_loop.spark_job import SparkJob
 from tidegate.spark.driver_loop.status_hint import HintWriter
 from tidegate.spark.driver_loop.streaming_loop import StreamingLoop
+from tidegate.spark.scratch import ScratchFolder
 
 logger = logging.getLogger("tidegate.spark")
 
@@ -182,7 +182,7 @@ class Driver:
         retiring: CheckpointDeletion,
     ) -> int:
         options = JobOptions.from_mapping(self._spec.options)
-        with tempfile.TemporaryDirectory(prefix="tidegate-driver-") as scratch:
+        with ScratchFolder("driver") as scratch:
             client = JobClient(self._root, self._spec.job_id, self._storage_options)
             schemas = self._schemas(client, log)
             graph, execution = self._build(options, os.path.join(scratch, "artifact"), schemas)

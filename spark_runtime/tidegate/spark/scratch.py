@@ -1,4 +1,5 @@
-"""Scratch folder of a slot on the local disk. If the process is killed, the next slot on the machine removes it."""
+"""Scratch folder of a slot or driver on the local disk. If the process is killed, the next one on the machine removes
+it."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-_NAME = re.compile(r"tidegate-slot[0-9]+-([0-9]+)-[a-z0-9_]{8}")
+_NAME = re.compile(r"tidegate-(?:slot[0-9]+|driver)-([0-9]+)-[a-z0-9_]{8}")
 
 
 class ScratchFolder:
@@ -19,13 +20,21 @@ class ScratchFolder:
     The process holds a lock on it, because a process id alone means nothing to another container with the same disk.
     """
 
-    def __init__(self, index: int) -> None:
-        """Create the folder, and remove folders of killed slots. Args: index: index of the slot."""
+    def __init__(self, owner: str) -> None:
+        """Create the folder, and remove folders of killed processes. Args: owner: `driver`, or `slot` and an index."""
         _remove_abandoned(Path(tempfile.gettempdir()))
-        self.path = tempfile.mkdtemp(prefix=f"tidegate-slot{index}-{os.getpid()}-")
+        self.path = tempfile.mkdtemp(prefix=f"tidegate-{owner}-{os.getpid()}-")
         self._lock: int | None = os.open(self.path, os.O_RDONLY)
         with contextlib.suppress(OSError):  # on a disk without locks, no folder counts as abandoned
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def __enter__(self) -> str:
+        """Return the path."""
+        return self.path
+
+    def __exit__(self, *_error: object) -> None:
+        """Remove the folder."""
+        self.remove()
 
     def remove(self) -> None:
         """Remove the folder, also while files in it are open. Does not raise; may be called twice."""

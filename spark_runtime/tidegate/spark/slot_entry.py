@@ -146,7 +146,7 @@ class SlotRuntime:
         self._mail = SlotMail()
         self._slot: Slot | None = None
         self._over = threading.Event()
-        self._scratch = ScratchFolder(index)
+        self._scratch = ScratchFolder(f"slot{index}")
         self._writers = ThreadPoolExecutor(SNAPSHOT_WRITERS, thread_name_prefix="snapshot-writer")
         self._store: Store = open_store(parameters.root, parameters.storage_options)
         self._layout = JobLayout(parameters.job_id)

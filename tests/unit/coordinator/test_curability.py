@@ -17,7 +17,7 @@ CODE = "def price(row):\n    raise ValueError(f'{row} has no price, {object.__re
 
 def failure_of_a_run() -> RunFailed:
     """As a slot reports it: each has a folder of its own, into which it unpacks the pipeline."""
-    scratch = ScratchFolder(0)
+    scratch = ScratchFolder("slot0")
     try:
         file = Path(scratch.path, "priced.py")
         file.write_text(CODE)

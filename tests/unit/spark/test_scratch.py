@@ -27,19 +27,23 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_folder_of_a_killed_slot_is_removed_by_the_next(disk: Path, dead_process: int) -> None:
-    left = disk / f"tidegate-slot3-{dead_process}-abcdefgh"
+@pytest.mark.parametrize("owner", ["slot3", "driver"])
+def test_the_folder_of_a_killed_process_is_removed_by_the_next(disk: Path, dead_process: int, owner: str) -> None:
+    left = disk / f"tidegate-{owner}-{dead_process}-abcdefgh"
     (left / "rides").mkdir(parents=True)
     (left / "rides" / "000008.sst").write_bytes(b"x")
-    scratch = ScratchFolder(0)
+    scratch = ScratchFolder("slot0")
     assert [path.name for path in disk.iterdir()] == [Path(scratch.path).name]
     scratch.remove()
     scratch.remove()
     assert list(disk.iterdir()) == []
+    with ScratchFolder("driver") as path:
+        assert list(disk.iterdir()) == [Path(path)]
+    assert list(disk.iterdir()) == []
 
 
 def test_folders_of_slots_that_live_stay_and_so_does_what_only_looks_alike(disk: Path, dead_process: int) -> None:
-    first = ScratchFolder(0)
+    first = ScratchFolder("slot0")
     held = Path(first.path).rename(disk / f"tidegate-slot0-{dead_process}-inanothe")  # as a container's, with other ids
     (disk / "elsewhere").mkdir()
     alike = [f"tidegate-slot0-{dead_process}-abcdefgh.bak", f"my-tidegate-slot0-{dead_process}-abcdefgh"]
@@ -47,7 +51,7 @@ def test_folders_of_slots_that_live_stay_and_so_does_what_only_looks_alike(disk:
         (disk / name).mkdir()
     link = disk / f"tidegate-slot1-{dead_process}-abcdefgh"
     link.symlink_to(disk / "elsewhere")
-    second, third = ScratchFolder(1), ScratchFolder(2)
+    second, third = ScratchFolder("slot1"), ScratchFolder("slot2")
     there = {path.name for path in disk.iterdir()}
     expected = {held.name, link.name, "elsewhere", *alike, Path(second.path).name, Path(third.path).name}
     assert there == expected
@@ -61,7 +65,7 @@ def process(monkeypatch: pytest.MonkeyPatch, **attributes: Any) -> SlotRuntime:
 
     monkeypatch.setattr(slot_entry.os, "_exit", end)
     slot = SlotRuntime.__new__(SlotRuntime)
-    attributes = {"_index": 0, "_over": threading.Event(), "_scratch": ScratchFolder(0), **attributes}
+    attributes = {"_index": 0, "_over": threading.Event(), "_scratch": ScratchFolder("slot0"), **attributes}
     for name, value in attributes.items():
         setattr(slot, name, value)
     return slot

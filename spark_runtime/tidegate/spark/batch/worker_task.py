@@ -136,7 +136,7 @@ def worker_job(place: WorkerPlace, index: int, attempt: int) -> Iterator[BatchJo
     """
     built = _built(place, index)
     spec, options = built.spec, built.options
-    scratch = ScratchFolder(index)
+    scratch = ScratchFolder(f"slot{index}")
     try:
         where, folder = open_location(built.store, spec, place.checkpoint_path)
         factory = SnapshotStreams(where, folder, options.state_size_threshold_bytes)
@@ -183,7 +183,7 @@ def _built(place: WorkerPlace, index: int) -> _BuiltJob:
         store, layout = open_store(place.root, place.storage_options), JobLayout(place.job_id)
         spec = decode(store.read(layout.spec(place.spec)), Spec)
         options = JobOptions.from_mapping(spec.options)
-        scratch = ScratchFolder(index)
+        scratch = ScratchFolder(f"slot{index}")
         code = os.path.join(scratch.path, "artifact")
         unpack_artifact(store, layout, spec.artifact, code)
         graph = load_pipeline(
