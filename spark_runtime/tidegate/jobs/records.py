@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from tidegate.errors import CommandRefusedError
-from tidegate.jobs.codec import canonical, decode, encode, from_document, to_document
+from tidegate.jobs.codec import canonical, decode, encode, from_document, read_record, to_document
 
 __all__ = [
     "Command",
@@ -32,6 +32,7 @@ __all__ = [
     "decode",
     "encode",
     "from_document",
+    "read_record",
     "to_document",
 ]
 

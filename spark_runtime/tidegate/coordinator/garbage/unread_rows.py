@@ -17,7 +17,7 @@ from tidegate.channel.elements import SAVEPOINT_KINDS
 from tidegate.coordinator.recovery.restore_point import end_status
 from tidegate.errors import SnapshotError, StoreError
 from tidegate.jobs.artifacts.materialised_rows import Materialised, submissions_read
-from tidegate.jobs.codec import decode
+from tidegate.jobs.codec import read_record
 from tidegate.jobs.history.checkpoints import CheckpointView, RecoveryPoints, checkpoint_views
 from tidegate.jobs.history.submissions import entries_by_submission
 from tidegate.jobs.layout import JobLayout
@@ -101,6 +101,6 @@ def _unrecorded_files(store: Store, layout: JobLayout, number: int) -> list[str]
     """Return files of the submission that no record names, of sources that have a record."""
     found = store.walk(layout.materialised(number))
     records = [path for path in found if path.endswith(".json")]
-    counted = {str(file["path"]) for path in records for file in decode(store.read(path), Materialised, path).files}
+    counted = {str(file["path"]) for path in records for file in read_record(store, path, Materialised).files}
     sources = tuple(f"{path.removesuffix('.json')}.g" for path in records)
     return [path for path in found if path.startswith(sources) and path not in counted and path not in records]
