@@ -10,6 +10,7 @@ from airflow_tidegate.arguments import flag
 from airflow_tidegate.failures import airflow_failures
 from airflow_tidegate.operators.job_operator import JobOperator
 from airflow_tidegate.operators.restore import restore_from
+from airflow_tidegate.task_identity import issued_by
 from airflow_tidegate.waits.job_waits import Payload
 from tidegate.errors import OptionError
 from tidegate.jobs.client.savepoint_deletion import delete_savepoint
@@ -52,6 +53,7 @@ class TidegateDeleteSavepointOperator(JobOperator):
             found = delete_savepoint(
                 self.job_root().client(self.job_id),
                 self._named(),
+                by=issued_by(context),
                 also_latest=flag(self.also_latest, "also_latest"),
                 dry_run=only_check,
             )

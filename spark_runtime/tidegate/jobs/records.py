@@ -18,6 +18,7 @@ __all__ = [
     "CommandResult",
     "Decision",
     "DecisionKind",
+    "DeletedSavepoint",
     "Desired",
     "Launch",
     "Owner",
@@ -346,6 +347,27 @@ class Withdrawn:
     VERSION: ClassVar[int] = 1
 
     command_id: str
+    at: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedSavepoint:
+    """Record that a user has deleted a savepoint, and did not move it: what only the savepoint needs may be deleted.
+    Create-only.
+
+    Attributes:
+        checkpoint_id: id of the savepoint.
+        path: its folder, as in the decision log.
+        at: time.
+        by: who deleted it, for readers.
+    """
+
+    RECORD: ClassVar[str] = "deleted_savepoint"
+    VERSION: ClassVar[int] = 1
+
+    checkpoint_id: int
+    path: str
     at: str
     by: str
 

@@ -38,7 +38,9 @@ def add_delete_savepoint(parser: Parser) -> None:
 def run(args: argparse.Namespace, around: CliEnvironment) -> int:
     """Delete the savepoint, and print the freed bytes."""
     client = job_of(JobDirectory, args, around)
-    found = delete_savepoint(client, _savepoint(args.savepoint), also_latest=args.also_latest, dry_run=args.dry_run)
+    found = delete_savepoint(
+        client, _savepoint(args.savepoint), by=around.caller, also_latest=args.also_latest, dry_run=args.dry_run
+    )
     around.output.print(f"{client.job_id}: {_words(found)}")
     if found.left:
         around.output.note(f"files of others stay in {found.path}: {', '.join(found.left)}")

@@ -21,8 +21,8 @@ The order of reads matters: first the listing, then the log. Files that are crea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -159,16 +159,31 @@ def plan_collection(
     # Named snapshots are needed even if the listing lacks them: a listing may be stale, and then all shared files are
     # kept. A job that deleted its checkpoints when it ended has none that could be missing.
     named = named_snapshots(decisions, specs, spec.number)
-    if spec.number == specs[-1].number and deletes_checkpoints_at_end(decisions, spec):
+    has_deleted = spec.number == specs[-1].number and deletes_checkpoints_at_end(decisions, spec)
+    if has_deleted:
         named = frozenset()
     needed = completed & (set(folders) | named) - found.keys()
+    used: set[str] = set()
     try:
-        used = {name for folder in sorted(needed) for name in used_by(folder)}
+        for folder in sorted(needed):
+            with _allowing_missing_metadata(has_deleted):
+                used |= used_by(folder)
     except SnapshotError as error:
         return CollectionPlan(found, too_young, (), f"a checkpoint that is kept cannot be read: {error}")
     unused, held = split_deletable(files, used, {}, pending)
     waits = f"pending checkpoints {sorted(pending)} may use {len(held)} of these files" if held else ""
     return CollectionPlan(found, too_young, tuple(unused), waits)
+
+
+@contextmanager
+def _allowing_missing_metadata(allowed: bool) -> Iterator[None]:
+    """Ignore a missing `_metadata`, if allowed: the folder of a deleted checkpoint may hold files that a slot of the
+    dead driver wrote later."""
+    try:
+        yield
+    except SnapshotError as error:
+        if not allowed or not isinstance(error.__cause__, NotFoundError):
+            raise
 
 
 def deletes_checkpoints_at_end(decisions: Sequence[Decision], spec: Spec) -> bool:

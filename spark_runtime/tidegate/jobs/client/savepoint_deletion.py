@@ -9,7 +9,10 @@ it.
 driver that finds it missing refuses its submission before anything runs.
 3. The submissions are read again. If one that names the savepoint was created in the meantime, `_metadata` is written
 back, and the deletion is refused.
-4. The other files are deleted. So no driver ever reads a part of a savepoint.
+4. A record of the deletion is created, and the other files are deleted. So no driver ever reads a part of a savepoint.
+
+By the record, `tidegate gc` knows that the savepoint was not moved, and deletes what only the savepoint needed: staged
+data of sinks, rows of DataFrames, and what sources own.
 
 A savepoint is self-contained: no other snapshot uses its files (ADR 0007). Its folder may be among a user's own
 folders, so only files that the savepoint's run wrote are deleted.
@@ -22,6 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from tidegate.clock import iso
 from tidegate.errors import (
     AlreadyExistsError,
     CommandRefusedError,
@@ -35,7 +39,7 @@ from tidegate.jobs.history.checkpoints import named_snapshots
 from tidegate.jobs.history.verdicts import find_verdicts
 from tidegate.jobs.json_documents import MAX_METADATA_BYTES, JsonDocumentError, parse_json, read_bounded
 from tidegate.jobs.layout import JobLayout, job_ids
-from tidegate.jobs.records import Decision
+from tidegate.jobs.records import Decision, DeletedSavepoint, encode
 from tidegate.jobs.restore.snapshot_lookup import open_snapshot_folder, relative_path
 from tidegate.jobs.status import CheckpointView, JobStatus, JobView
 from tidegate.jobs.stores.store import Store
@@ -69,12 +73,15 @@ class SavepointDeletion:
 
 
 def delete_savepoint(
-    job: JobDirectory, savepoint: int | str, *, also_latest: bool = False, dry_run: bool = False
+    job: JobDirectory, savepoint: int | str, *, by: str, also_latest: bool = False, dry_run: bool = False
 ) -> SavepointDeletion:
     """Delete a savepoint of the job. Idempotent: a savepoint that is gone already is a success. Blocks on the store.
 
+    If its user has deleted the folder without this function, the call only records the deletion.
+
     Args:
         savepoint: its number, or its path: relative to the root, absolute, or a URL.
+        by: name of the caller, for readers.
         also_latest: delete it also if the job has ended and would be restored from it. The job then cannot be restored
             from its latest recovery point, and output of the savepoint that is not committed is lost.
         dry_run: check everything, and delete nothing.
@@ -94,6 +101,10 @@ def delete_savepoint(
     files = [path for path in store.walk(folder) if _is_own(path, folder, claim)]
     size_bytes = sum(_sizes(store, files)) + len(metadata or b"")
     if metadata is None and not files:
+        with suppress(CommandRefusedError):  # a moved copy may still be needed: then the deletion is not recorded
+            _refuse_if_needed(job, snapshot, also_latest=also_latest)
+            if not dry_run:
+                _record(job, snapshot, by)
         return SavepointDeletion(snapshot.checkpoint_id, snapshot.path, False, False, 0)
     _refuse_if_needed(job, snapshot, also_latest=also_latest)
     if dry_run:
@@ -106,12 +117,19 @@ def delete_savepoint(
             with suppress(AlreadyExistsError):
                 store.create(JobLayout.metadata(folder), metadata)
             raise
+    _record(job, snapshot, by)
     for path in files:
         store.delete(path)
     left = tuple(store.walk(folder))
     if not left:
         store.delete_folder(folder)
     return SavepointDeletion(snapshot.checkpoint_id, snapshot.path, True, True, size_bytes, left)
+
+
+def _record(job: JobDirectory, snapshot: CheckpointView, by: str) -> None:
+    record = DeletedSavepoint(snapshot.checkpoint_id, snapshot.path, iso(job.now()), by)
+    with suppress(AlreadyExistsError):
+        job.store.create(job.layout.deletion(snapshot.checkpoint_id), encode(record))
 
 
 def _find(job: JobDirectory, view: JobView, savepoint: int | str) -> CheckpointView:
