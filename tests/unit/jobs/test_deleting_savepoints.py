@@ -10,11 +10,11 @@ import pytest
 from scripted_contract import NOW, ScriptedDriver
 
 from tidegate.errors import CommandRefusedError, JobNotFoundError, OptionError, RecordError, SnapshotError, StoreError
-from tidegate.jobs.artifacts.deleted_savepoints import deleted_savepoints
 from tidegate.jobs.client import savepoint_deletion
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.client.savepoint_deletion import SavepointDeletion
 from tidegate.jobs.client.snapshot_presence import with_deletions, with_latest_checked
+from tidegate.jobs.deleted_savepoints import deleted_savepoints
 from tidegate.jobs.records import RestoreFrom
 
 RUN = "r7"

@@ -23,9 +23,9 @@ from tidegate.coordinator.garbage.sink_leftovers import (
 )
 from tidegate.errors import TidegateError
 from tidegate.jobs.artifacts.artifact import unpack_artifact
-from tidegate.jobs.artifacts.deleted_savepoints import deleted_savepoints
 from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, read_pinned_graph
 from tidegate.jobs.client.job_directory import JobDirectory
+from tidegate.jobs.deleted_savepoints import deleted_savepoints
 from tidegate.jobs.history.submissions import entries_by_submission, may_have_run, next_submission_that_ran
 from tidegate.jobs.records import Spec
 from tidegate.plan.job_graph import JobGraph

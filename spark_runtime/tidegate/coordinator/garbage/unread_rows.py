@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from tidegate.channel.elements import SAVEPOINT_KINDS
 from tidegate.coordinator.recovery.restore_point import end_status
 from tidegate.errors import SnapshotError, StoreError
-from tidegate.jobs.artifacts.deleted_savepoints import deleted_savepoints
 from tidegate.jobs.artifacts.materialised_rows import Materialised, submissions_read
 from tidegate.jobs.codec import read_record
+from tidegate.jobs.deleted_savepoints import deleted_savepoints
 from tidegate.jobs.history.checkpoints import CheckpointView, RecoveryPoints, checkpoint_views
 from tidegate.jobs.history.submissions import entries_by_submission
 from tidegate.jobs.layout import JobLayout
