@@ -385,7 +385,7 @@ def test_restore_points_are_those_that_are_still_there(page: Page, job: Job, clo
 def test_a_refused_restore_leaves_the_job_as_it_was(page: Page, job: Job) -> None:
     """S9.3."""
     ScriptedDriver(job.client, launch=2).status("STOPPED")
-    job.client.submit(restore=RestoreFrom("latest"))
+    job.client.submit(restore=RestoreFrom("latest"), owner_dag="d")
     refused = ScriptedDriver(job.client, spec=2)
     refused.generation_log.append("failure", {"message": "no such column", "code": "pipeline"})
     refused.status("FAILED", reason="no such column")
