@@ -20,6 +20,7 @@ OPERATORS = (
     "check_restore",
     "rescale",
     "collect_garbage",
+    "delete_savepoint",
 )
 """Modules with operators, below `airflow_tidegate.operators`. SENSORS and TRIGGERS list modules likewise."""
 SENSORS = ("checkpoint", "end_of_data", "job_status", "snapshot_expiry", "staged_checkpoint", "watermark")

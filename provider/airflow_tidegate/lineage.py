@@ -40,7 +40,7 @@ def lineage_of(client: JobClient) -> Any:
         job_id=view.job_id,
         submission=view.spec_number,
         generation=view.generation,
-        status=view.status.value,
+        status=view.settled.status.value,
         checkpoint_id=newest.checkpoint_id if newest is not None else None,
         snapshot=newest.path if newest is not None else None,
     )

@@ -20,6 +20,7 @@ from tidegate.connectors.interface import ReleasesInput, SourceContext
 from tidegate.coordinator import events as ev
 from tidegate.errors import SnapshotError
 from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.records import DeletedSavepoint, encode
 from tidegate.testing.in_process_job import InProcessJob
 
 _numbers = count()
@@ -159,6 +160,12 @@ def test_a_fresh_start_leaves_a_slot_that_is_dropped_unless_a_savepoint_needs_it
     assert job.gc("--sources") == []
     moved = savepoint.rename(savepoint.parent / "moved")
     assert job.gc("--sources") == []
+    job.client.store.create(job.client.layout.deletion(99), encode(DeletedSavepoint(99, "another", "", "alice")))
+    assert job.gc("--sources", "--dry-run") == []
+    path = job.client.view().completed[0].path
+    job.client.store.create(job.client.layout.deletion(1), encode(DeletedSavepoint(1, path, "", "alice")))
+    assert job.gc("--sources", "--dry-run") == [f"replication slot {first}"], "it was deleted, not moved"
+    job.client.store.delete_folder(job.client.layout.deletions)
     moved.rename(savepoint)
     job.crash()
     job.start()

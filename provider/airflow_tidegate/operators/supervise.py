@@ -32,7 +32,7 @@ from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.client.waiter import failure_error
 from tidegate.jobs.launch.desired_state import read_desired, stop_requested_by
 from tidegate.jobs.launches import local_driver_death
-from tidegate.jobs.records import Launch, decode
+from tidegate.jobs.records import Launch, read_record
 from tidegate.jobs.status import JobStatus, JobView
 
 
@@ -185,4 +185,4 @@ class TidegateSuperviseJobOperator(SecretsOperator, MultiStepOperator):
 def _launches(client: JobClient, spec: int) -> list[Launch]:
     """Return the launches of one submission, oldest first."""
     paths = [client.layout.launch(number, attempt) for number, attempt in client.launches() if number == spec]
-    return [decode(client.store.read(path), Launch, path) for path in paths]
+    return [read_record(client.store, path, Launch) for path in paths]

@@ -40,6 +40,8 @@ PATIENCE_S = 5.0
 """How long a request waits for reads of other requests, seconds."""
 MAX_POINTS = 20
 """Snapshots that are checked for existence."""
+POINTS_S = 30.0
+"""Most age of this check, seconds: each costs up to `MAX_POINTS` requests, while somebody views an ended job."""
 
 
 def connections() -> tuple[str, ...]:
@@ -94,7 +96,7 @@ class _CachedJob:
         self._watch = HeartbeatObserver(0.0, monotonic)
         self._samples: deque[tuple[float, Mapping[str, int]]] = deque()
         self._run_id = ""
-        self._known: dict[str, tuple[int, Any]] = {}
+        self._known: dict[str, tuple[tuple[int, int], Any]] = {}
 
     def read(self) -> JobState:
         """Read the job. Raises JobNotFoundError, and StoreError if the store fails."""
@@ -114,7 +116,9 @@ class _CachedJob:
         is_silent = self._watch.is_silent(view)
         staged, problem = self._once_per_decision("staged", view, self._staged) if view.waiting else ((), "")
         free = view.is_terminal or is_silent or not view.is_active
-        points = self._once_per_decision("points", view, self._points) if free else ()
+        # Also without a new decision: the log records no deletion of a snapshot.
+        period = int(self._monotonic() // POINTS_S)
+        points = self._once_per_decision("points", view, self._points, period) if free else ()
         why = (
             self._once_per_decision("restorable", view, lambda _: restore_blocker(client, self.root, specs))
             if free
@@ -124,10 +128,11 @@ class _CachedJob:
         rates = self._rates(view, hint)
         return JobState(view, specs, decisions, rates, silent_s, is_silent, staged, problem, points, why)
 
-    def _once_per_decision(self, name: str, view: JobView, find: Callable[[JobView], Any]) -> Any:
-        known = self._known.get(name)
-        if known is None or known[0] != view.last_decision:
-            self._known[name] = known = (view.last_decision, find(view))
+    def _once_per_decision(self, name: str, view: JobView, find: Callable[[JobView], Any], period: int = 0) -> Any:
+        """Return what `find` returned since the newest decision, and in this period."""
+        known, now = self._known.get(name), (view.last_decision, period)
+        if known is None or known[0] != now:
+            self._known[name] = known = (now, find(view))
         return known[1]
 
     def _staged(self, view: JobView) -> tuple[tuple[StagedData, ...], str]:

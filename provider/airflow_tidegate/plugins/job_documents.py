@@ -18,6 +18,7 @@ from tidegate.jobs.status_text import (
     event_time_text,
     failure_text,
     records_read,
+    refusal_text,
     slots_available,
     was_restored,
 )
@@ -41,8 +42,10 @@ def summary_document(conn_id: str, job_id: str, job_state: JobState, now: dateti
     return {
         "conn_id": conn_id,
         "job_id": job_id,
-        "status": str(view.status),
-        "reason": view.reason or (view.failure.message if view.failure and view.status is JobStatus.FAILED else ""),
+        "status": str(view.settled.status),
+        "reason": refusal_text(view)
+        or view.reason
+        or (view.failure.message if view.failure and view.status is JobStatus.FAILED else ""),
         "is_terminal": view.is_terminal,
         "is_silent": job_state.is_silent,
         "owner_dag": job_state.spec.owner_dag,
@@ -67,7 +70,7 @@ def job_document(conn_id: str, job_state: JobState, now: datetime) -> Json:
     return {
         **summary_document(conn_id, view.job_id, job_state, now),
         "now": _iso(now),
-        "reason": view.reason,
+        "reason": refusal_text(view) or view.reason,
         "is_active": view.is_active,
         "silent_s": round(job_state.silent_s, 1),
         "submissions": [_submission(spec, was_restored(entries, spec.number)) for spec in job_state.specs[-5:]],
@@ -83,7 +86,7 @@ def job_document(conn_id: str, job_state: JobState, now: datetime) -> Json:
         "deletions": deletions_words(view),
         "counters": {uid: dict(counts) for uid, counts in view.counters.items()},
         "counters_periods": {uid: counters_period(uid, view) for uid in view.counters},
-        "stop": _stop(view.stop),
+        "stop": _stop(view.settled.stop),
         "failures": _failures(entries, view),
         "statistics": asdict(view.statistics),
         "history": [_checkpoint(checkpoint) for checkpoint in reversed(newest)],

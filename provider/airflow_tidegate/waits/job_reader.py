@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.client.snapshot_presence import with_latest_checked
 from tidegate.jobs.launches import local_driver_death
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Launch, Spec
@@ -68,6 +69,9 @@ class JobReader:
     def read(self) -> JobObservation:
         """Read the job. Raises JobNotFoundError and StoreError."""
         view = self.client.view()
+        if view.latest_recovery_point is not None and view.latest_recovery_point.readable_until is not None:
+            # Only for such a snapshot, because the request costs as much as the read of a hint.
+            view = with_latest_checked(self.client, view)
         spec, options = self._submitted(view.spec_number)
         durable, beat = (view.spec_number, view.last_decision), (view.hint_generation, view.heartbeat)
         grown = durable != self._durable

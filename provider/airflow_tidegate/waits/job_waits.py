@@ -101,7 +101,10 @@ class StatusWait(Wait):
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatusWait(Wait):
-    """Wait until the newest submission of the job has one of `statuses`; fail if the job ends with another status."""
+    """Wait until the job has one of `statuses`; fail if the job ends with another status.
+
+    A start that was refused before anything ran does not change the status of the job (`JobView.settled`).
+    """
 
     kind: ClassVar[str] = "job_status"
     what: ClassVar[str] = "the requested status of the job"
@@ -109,8 +112,8 @@ class JobStatusWait(Wait):
 
     def check(self, client: JobClient, view: JobView) -> Payload | None:
         """Return the job's summary once its status is one of `statuses`."""
-        if view.status.value in self.statuses:
-            return result_summary(view)
+        if view.settled.status.value in self.statuses:
+            return result_summary(view.settled)
         self.raise_if_over(view)
         return None
 
@@ -152,17 +155,17 @@ class StopWait(CommandWait):
         result = client.result(self.command_id)
         if result is None or result.code != "job_ended":
             return super().check(client, view)
-        if view.status in ENDED_WELL:
-            return stop_result_of_ended_job(view)
+        if view.settled.status in ENDED_WELL:
+            return stop_result_of_ended_job(view.settled)
         command = client.command(self.command_id)
         is_ending = not view.is_terminal and command is not None and command.spec == view.spec_number
         return None if is_ending else super().check(client, view)
 
     def _without_answer(self, view: JobView) -> Payload | None:
-        if view.status not in ENDED_WELL:
+        if view.settled.status not in ENDED_WELL:
             self.raise_if_over(view)
             return None
-        return stop_result_of_ended_job(view)
+        return stop_result_of_ended_job(view.settled)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +178,7 @@ class CancelWait(CommandWait):
     def check(self, client: JobClient, view: JobView) -> Payload | None:
         """Return the job's summary once it has ended."""
         if view.is_terminal:
-            return result_summary(view)
+            return result_summary(view.settled)
         result = client.result(self.command_id)
         if result is not None and not result.ok:
             raise refusal_error(view, result)
@@ -320,6 +323,7 @@ class EndOfDataWait(Wait):
         ended = {uid for uid, s in known.items() if s.end_of_data}
         played = {uid for uid, s in known.items() if s.played_all or s.end_of_data}
         needed = set(self.sources) or (set() if self.played_all else set(known))
+        view = view.settled
         finished = view.status in (JobStatus.FINISHED, JobStatus.FINISHED_COMMIT_PENDING)
         if finished or (known and needed <= ended and set(self.played_all) <= played):
             return {

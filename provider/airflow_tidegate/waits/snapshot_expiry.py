@@ -11,6 +11,7 @@ from airflow_tidegate.waits.job_waits import Payload, Wait, checkpoint_facts
 from tidegate.clock import parse_iso
 from tidegate.errors import CommandRefusedError
 from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.client.snapshot_presence import with_latest_checked
 from tidegate.jobs.records import Spec
 from tidegate.jobs.restore.snapshot_lookup import has_deleted_checkpoints
 from tidegate.jobs.status import CheckpointView, JobView
@@ -43,11 +44,12 @@ def restorable_until(view: JobView, last: Spec, now_s: float) -> RestorableUntil
     """Return until when the job can be restored; None: it has no snapshot, or its snapshot has no known limit.
 
     Args:
+        view: of `snapshot_presence.with_latest_checked`, so that a snapshot that was deleted does not count.
         last: newest submission of the job.
         now_s: seconds since the epoch. The limit comes from the clocks of the systems that hold the input.
     """
     point = view.latest_recovery_point
-    if point is None or point.readable_until is None:
+    if point is None or point.deleted or point.readable_until is None:
         return None
     if has_deleted_checkpoints(last, view) and "savepoint" not in point.kind:
         return None
@@ -74,16 +76,17 @@ class SnapshotExpiryWait(Wait):
     def check(self, client: JobClient, view: JobView) -> Payload | None:
         """Return the snapshot and its time. Raises CommandRefusedError if the job has ended, and no snapshot of it
         expires."""
+        view = with_latest_checked(client, view)
         found = restorable_until(view, client.spec(view.spec_number), self.now())
         if found is not None:
             if not found.is_within(self.before_s):
                 return None
             left = {"seconds_left": round(found.left_s)}
-            return {"job_id": view.job_id, "status": view.status.value, **found.facts(), **left}
+            return {"job_id": view.job_id, "status": view.settled.status.value, **found.facts(), **left}
         if view.is_terminal:
             raise CommandRefusedError(
                 "no snapshot of the job will expire",
-                where=f"job {view.job_id}, {view.status.value}",
+                where=f"job {view.job_id}, {view.settled.status.value}",
                 cause=_why_no_limit(view),
                 remedy="Remove the sensor, or let it start while the job runs",
             )
@@ -96,6 +99,6 @@ class SnapshotExpiryWait(Wait):
 
 def _why_no_limit(view: JobView) -> str:
     point = view.latest_recovery_point
-    if point is None or point.readable_until is not None:  # it was deleted when the job ended
+    if point is None or point.deleted or point.readable_until is not None:  # or it is deleted as the job has ended
         return "the job has no snapshot to restore"
     return f"the sources of {point.kind} {point.checkpoint_id} reported no time until which they can continue"

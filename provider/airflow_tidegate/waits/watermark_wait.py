@@ -61,14 +61,13 @@ class WatermarkWait(Wait):
             source = view.source(self.source)
             if source is not None and source.end_of_data:
                 return True
-        return view.status is JobStatus.FINISHED or (
-            view.status is JobStatus.FINISHED_COMMIT_PENDING and not self.durable
-        )
+        status = view.settled.status
+        return status is JobStatus.FINISHED or (status is JobStatus.FINISHED_COMMIT_PENDING and not self.durable)
 
     def _found(self, view: JobView, watermark_us: int | None, checkpoint_id: int | None) -> Payload:
         return {
             "job_id": view.job_id,
-            "status": view.status.value,
+            "status": view.settled.status.value,
             "at": point_text(self.at_us),
             "watermark": None if watermark_us is None else point_text(watermark_us),
             "checkpoint_id": checkpoint_id,

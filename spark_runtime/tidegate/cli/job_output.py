@@ -15,6 +15,7 @@ from tidegate.jobs.status_text import (
     failure_text,
     records_read,
     records_text,
+    refusal_text,
     slots_available,
     waiting_text,
 )
@@ -22,11 +23,18 @@ from tidegate.jobs.stop_outcomes import COMMITS_PENDING, COMMITTED, STOP_OUTCOME
 
 MAX_IDS = 20
 """The most checkpoint ids that one line lists."""
+MAX_LIST_CHARACTERS = 100
+"""Most characters of a status in `tidegate list`, so that a job takes one or two lines of a terminal."""
 _SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def view_document(view: JobView, *, alive: bool | None = None) -> dict[str, Any]:
-    """Return a job as a JSON document. `alive`: whether its driver lives; None: not checked, or the job has ended."""
+    """Return a job as a JSON document. `alive`: whether its driver lives; None: not checked, or the job has ended.
+
+    A start that was refused does not change the job: the document shows the job as before, and `refused_start`.
+    """
+    refused = refused_start_document(view)
+    view = view.settled
     return {
         "job_id": view.job_id,
         "status": str(view.status),
@@ -52,6 +60,21 @@ def view_document(view: JobView, *, alive: bool | None = None) -> dict[str, Any]
         "sources_paused": view.sources_paused,
         "waits_for_deletions": view.waits_for_deletions,
         "counters": {uid: dict(counts) for uid, counts in view.counters.items()},
+        "refused_start": refused,
+    }
+
+
+def refused_start_document(view: JobView) -> dict[str, Any] | None:
+    """Return the newest submission if it was refused before it ran, and left an ended job as it was; else None."""
+    if view.before_refusal is None:
+        return None
+    failure = view.failure
+    return {
+        "spec": view.spec_number,
+        "status": str(view.status),
+        "message": failure.message if failure is not None else view.reason,
+        "code": failure.code if failure is not None else "",
+        "at": failure.at if failure is not None else None,
     }
 
 
@@ -73,18 +96,20 @@ def checkpoint_document(checkpoint: CheckpointView) -> dict[str, Any]:
         "verdict": checkpoint.verdict,
         "taken_back": checkpoint.taken_back,
         "by": checkpoint.by,
-        "readable_until": checkpoint.readable_until,
+        "readable_until": None if checkpoint.deleted else checkpoint.readable_until,
+        "deleted": checkpoint.deleted,
         "metrics": dict(checkpoint.metrics),
     }
 
 
 def view_lines(view: JobView, *, alive: bool | None = None) -> list[str]:
-    """Return the lines that `tidegate status` prints for a job."""
-    lines = [f"{view.job_id}: {status_text(view)}"]
-    if alive is False:
-        never = view.status is JobStatus.CREATED
-        gone = "no sign of life; `tidegate restore` resumes the job, `tidegate cancel` ends it"
-        lines.append(f"  driver: {'never started; start the job again' if never else gone}")
+    """Return the lines that `tidegate status` prints for a job.
+
+    If its driver is dead, that comes first: the status is what the driver recorded last. A start that was refused does
+    not change the job: the lines show the job as before, and why the start was refused.
+    """
+    lines = _head_lines(view, alive)
+    view = view.settled
     lines.append(f"  submission {view.spec_number}, generation {view.generation}, restarts {view.restarts}")
     if view.watermark_us is not None:
         lines.append(f"  watermark {event_time_text(view.watermark_us)}")
@@ -93,7 +118,7 @@ def view_lines(view: JobView, *, alive: bool | None = None) -> list[str]:
     for uid, counts in sorted(view.counters.items()):
         if counted := ", ".join(f"{n:,} {name}" for name, n in sorted(counts.items())):
             lines.append(f"  counters of {uid} {counters_period(uid, view)}: {counted}")
-    newest = next((c for c in reversed(view.completed) if c.verdict != "rejected" and not c.taken_back), None)
+    newest = next((c for c in reversed(view.completed) if _is_restorable(c)), None)
     if newest is not None:
         lines.append(f"  latest snapshot: {newest.kind} {newest.checkpoint_id}, {newest.path}")
     if words := deletions_words(view):
@@ -108,6 +133,22 @@ def view_lines(view: JobView, *, alive: bool | None = None) -> list[str]:
     if view.failure is not None:
         lines += [f"  {line}" for line in failure_lines(view.failure, view.status)]
     return lines
+
+
+def _head_lines(view: JobView, alive: bool | None) -> list[str]:
+    """Return the lines about the driver, the status, and a start that was refused."""
+    settled, refusal = view.settled, refusal_text(view)
+    lines = [f"{view.job_id}: {status_text(settled)}"]
+    if alive is False and view.status is JobStatus.CREATED:
+        lines = [f"{view.job_id}: the driver has never started; start the job again", f"  status: {status_text(view)}"]
+    elif alive is False:
+        gone = "no sign of life; `tidegate restore` resumes the job, `tidegate cancel` ends it"
+        lines = [f"{view.job_id}: the driver is dead: {gone}", f"  last recorded status: {status_text(view)}"]
+    return [*lines, f"  last start: {refusal}"] if refusal else lines
+
+
+def _is_restorable(snapshot: CheckpointView) -> bool:
+    return snapshot.verdict != "rejected" and not snapshot.taken_back and not snapshot.deleted
 
 
 def _verdict_lines(view: JobView) -> list[str]:
@@ -173,22 +214,23 @@ def checkpoint_lines(checkpoints: tuple[CheckpointView, ...], *, deleted: bool =
     """Return all snapshots as a table, oldest first (S2.5).
 
     Args:
+        checkpoints: with `deleted` set for those that do not exist any more.
         deleted: the job has ended and has deleted its checkpoints (`retention=delete`).
     """
-    limited = any(c.readable_until for c in checkpoints)
+    limited = any(c.readable_until and not c.deleted for c in checkpoints)
     until = ("restorable until",) if limited else ()
     headings = ("id", "kind", "status", "triggered", "duration", "size", "alignment", "committed", *until, "path")
     rows = [
         (
             str(c.checkpoint_id),
             c.kind,
-            c.status,
+            "deleted" if c.deleted else c.status,
             c.triggered_at,
             "-" if c.duration_ms is None else f"{c.duration_ms:,} ms",
             size_text(c.metrics.get("bytes")),
             _milliseconds(c.metrics.get("alignment_ms")),
             "rewound" if c.taken_back else "yes" if c.committed else (c.verdict or "-"),
-            *([c.readable_until or "-"] if limited else []),
+            *([(not c.deleted and c.readable_until) or "-"] if limited else []),
             _path_words(c, deleted),
         )
         for c in checkpoints
@@ -199,7 +241,7 @@ def checkpoint_lines(checkpoints: tuple[CheckpointView, ...], *, deleted: bool =
 def _path_words(checkpoint: CheckpointView, deleted: bool) -> str:
     if checkpoint.status == "aborted":
         return checkpoint.reason or "aborted"
-    if deleted and checkpoint.status == "completed" and "savepoint" not in checkpoint.kind:
+    if deleted and checkpoint.deleted and "savepoint" not in checkpoint.kind:
         return "deleted when the job ended (retention=delete)"
     return str(checkpoint.path)
 
@@ -277,11 +319,39 @@ def _source_text(source: SourceView) -> str:
     parts = [source.boundedness]
     if source.records is not None:
         parts.append(records_text(source.records))
+    parts += details_texts(source.details)
     if source.end_of_data:
         parts.append("ended")
     elif source.played_all:
         parts.append("played all")
     return ", ".join(parts)
+
+
+def details_texts(details: Mapping[str, Any]) -> list[str]:
+    """Return what a source reports about itself, such as "lag 5.1 KiB" and "copying", for one line.
+
+    `rows` is left out: it is the number of records over all runs, which would be taken for the records of this run.
+    """
+    found: list[str] = []
+    for name, value in details.items():
+        words = name.removesuffix("_bytes").replace("_", " ")
+        if value is False or value is None or name == "rows":
+            continue
+        if value is True:
+            found.append(words)
+        elif name.endswith("_bytes"):
+            found.append(f"{words} {size_text(value)}")
+        else:
+            found.append(f"{words} {value:,}" if isinstance(value, int | float) else f"{words} {value}")
+    return found
+
+
+def one_line(text: str, limit: int = MAX_LIST_CHARACTERS) -> str:
+    """Return the first line of a text, shortened to `limit` characters; "..." marks what is left out."""
+    line = " ".join(text.split("\n", 1)[0].split())
+    if len(line) > limit:
+        return f"{line[: limit - 3].rstrip()}..."
+    return line if "\n" not in text.strip() else f"{line} ..."
 
 
 def _failure_document(failure: FailureView | None) -> dict[str, Any] | None:

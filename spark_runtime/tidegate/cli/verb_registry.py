@@ -58,6 +58,10 @@ VERBS: Mapping[str, Verb] = {
     "logs": Verb("tidegate.cli.jobs.inspection:add_logs", "show a job's logs"),
     "checkpoint": Verb("tidegate.cli.jobs.commands:add_checkpoint", "take a checkpoint now"),
     "savepoint": Verb("tidegate.cli.jobs.commands:add_savepoint", "take a savepoint; the job continues"),
+    "delete-savepoint": Verb(
+        "tidegate.cli.snapshots.savepoint_deletion:add_delete_savepoint",
+        "delete a savepoint that is not needed",
+    ),
     "stop": Verb("tidegate.cli.jobs.commands:add_stop", "stop a job with a savepoint"),
     "cancel": Verb("tidegate.cli.jobs.commands:add_cancel", "end the job without a snapshot"),
     "rescale": Verb("tidegate.cli.jobs.rescale:add_rescale", "restart a job from a savepoint at another parallelism"),

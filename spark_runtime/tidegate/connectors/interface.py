@@ -213,7 +213,12 @@ class SourceReader(ABC):
         """
 
     def progress(self) -> Mapping[str, Any]:
-        """Return small JSON-able facts for the status, such as `{"played_all": true}`."""
+        """Return small JSON-able facts for the status, such as `{"played_all": true}`.
+
+        The status shows a fact that all readers of the source report: the sum of numbers, and whether a boolean is true
+        for any reader. A reader without splits therefore reports the same names, with 0 or False. A fact that ends in
+        `_bytes` is shown as a size.
+        """
         return {}
 
     def counters(self) -> Mapping[str, int]:

@@ -22,7 +22,6 @@ from tidegate.coordinator.garbage.abandoned_checkpoints import (
     AbandonedFolder,
     claimed_savepoints,
     find_abandoned_folders,
-    named_snapshots,
     restored_checkpoint,
 )
 from tidegate.coordinator.garbage.shared_files import SharedFiles
@@ -47,6 +46,7 @@ from tidegate.coordinator.recovery.source_positions import check_discovery, chec
 from tidegate.coordinator.topology import ChainShape, EmitsAtEnd, Topology
 from tidegate.errors import SnapshotError, StoreError, UnclearAnswerError
 from tidegate.jobs.decision_log import DecisionLog, GenerationLog
+from tidegate.jobs.history.checkpoints import named_snapshots
 from tidegate.jobs.history.rewinds import rewound_checkpoints
 from tidegate.jobs.history.submissions import entries_by_submission
 from tidegate.jobs.history.verdicts import Verdicts, find_verdicts

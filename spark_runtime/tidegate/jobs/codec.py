@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from tidegate.errors import RecordError
+from tidegate.jobs.json_documents import MAX_RECORD_BYTES, JsonDocumentError, Readable, parse_json, read_bounded
 
 _canonical_encoder = functools.partial(
     json.JSONEncoder, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
@@ -41,9 +42,17 @@ def canonical(document: object) -> bytes:
 
 
 def encode(record: DurableRecord) -> bytes:
-    """Return the bytes of a record."""
+    """Return the bytes of a record. Raises RecordError for a value that is not JSON, or a record that nobody can read
+    because it is too long."""
     # Not `to_document`: the encoder converts nested values while it writes, which saves a copy of the whole record.
-    return _written(_RECORDS, {"record": record.RECORD, "v": record.VERSION, **_by_name(record)})
+    data = _written(_RECORDS, {"record": record.RECORD, "v": record.VERSION, **_by_name(record)})
+    if len(data) > MAX_RECORD_BYTES:
+        raise RecordError(
+            f"the record {record.RECORD!r} is too long to be written: {len(data):,} bytes",
+            cause=f"readers accept at most {MAX_RECORD_BYTES:,} bytes",
+            remedy="Store large values in files, and pass their paths",
+        )
+    return data
 
 
 def to_document(record: DurableRecord) -> dict[str, Any]:
@@ -61,14 +70,25 @@ def decode(data: bytes, record_type: type[R], path: str = "") -> R:
         path: place of the record, for errors.
 
     Raises:
-        RecordError: the data is damaged, is another record, has a newer or too old version, or has a field that is
-            missing or of a wrong type.
+        RecordError: the data is damaged, too long or nested too deeply, is another record, has a newer or too old
+            version, or has a field that is missing or of a wrong type.
     """
     try:
-        document = json.loads(data.decode())
-    except (ValueError, UnicodeDecodeError) as error:
-        raise _unreadable(record_type, path, f"the content is not JSON ({error})") from error
+        document = parse_json(data)
+    except JsonDocumentError as error:
+        raise _unreadable(record_type, path, str(error)) from error
     return from_document(document, record_type, path)
+
+
+def read_record(store: Readable, path: str, record_type: type[R]) -> R:
+    """Read the record at `path`. Reads no more of a file that is too long than the longest record.
+
+    Raises:
+        NotFoundError: there is none.
+        RecordError: as `decode`.
+        StoreError: the store does not answer.
+    """
+    return decode(read_bounded(store, path), record_type, path)
 
 
 def from_document(document: Any, record_type: type[R], path: str = "") -> R:
@@ -117,7 +137,7 @@ def _unreadable(record_type: type[DurableRecord], path: str, cause: str) -> Reco
 def _written(encoder: json.JSONEncoder, document: object) -> bytes:
     try:
         return encoder.encode(document).encode() + b"\n"
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise RecordError(
             "a value cannot be written as JSON",
             cause=str(error),

@@ -23,7 +23,7 @@ from tidegate.errors import (
     UnclearAnswerError,
 )
 from tidegate.jobs.layout import JobLayout
-from tidegate.jobs.records import Decision, DecisionKind, decode, encode, from_document, to_document
+from tidegate.jobs.records import Decision, DecisionKind, encode, from_document, read_record, to_document
 from tidegate.jobs.stores.store import Store
 
 SNAPSHOT_ENTRIES = 256
@@ -161,7 +161,7 @@ class DecisionLog:
     def _snapshot(self, end: int) -> list[Decision] | None:
         path = self._layout.decision_snapshot(end)
         with suppress(NotFoundError, RecordError):
-            snapshot = decode(self._store.read(path), DecisionSnapshot, path)
+            snapshot = read_record(self._store, path, DecisionSnapshot)
             if snapshot.first + SNAPSHOT_ENTRIES - 1 == end and len(snapshot.entries) == SNAPSHOT_ENTRIES:
                 return [from_document(entry, Decision, path) for entry in snapshot.entries]
         return None
@@ -169,7 +169,7 @@ class DecisionLog:
     def _fetch(self, number: int) -> Decision | None:
         path = self._layout.decision(number)
         try:
-            return decode(self._store.read(path), Decision, path)
+            return read_record(self._store, path, Decision)
         except NotFoundError:
             return None
 

@@ -16,7 +16,7 @@ from tidegate.clock import now_iso
 from tidegate.errors import AlreadyExistsError, FencedError, NotFoundError, StoreError
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.os_processes import child_processes, host_name, is_running, process_namespace, send_signal
-from tidegate.jobs.records import Launch, decode, encode
+from tidegate.jobs.records import Launch, encode, read_record
 from tidegate.jobs.stores.store import Store
 
 DRIVER_ENTRY = "driver_entry.py"
@@ -178,7 +178,7 @@ def newest_attempt(store: Store, layout: JobLayout, spec_number: int) -> int:
 def read_launch(store: Store, layout: JobLayout, spec_number: int, attempt: int) -> Launch:
     """Return a launch, with its process if that is recorded. Raises NotFoundError."""
     path = layout.launch(spec_number, attempt)
-    return launched_process(store, layout, spec_number, attempt) or decode(store.read(path), Launch, path)
+    return launched_process(store, layout, spec_number, attempt) or read_record(store, path, Launch)
 
 
 def may_be_queued(store: Store, layout: JobLayout, spec_number: int) -> bool:
@@ -191,7 +191,7 @@ def launched_process(store: Store, layout: JobLayout, spec_number: int, attempt:
     """Return a launch with its process; None when no process was recorded."""
     path = layout.launched_process(spec_number, attempt)
     try:
-        return decode(store.read(path), Launch, path)
+        return read_record(store, path, Launch)
     except NotFoundError:
         return None
 

@@ -246,6 +246,15 @@ class JobLayout:
         return f"{self.job_id}/savepoints"
 
     @property
+    def deletions(self) -> str:
+        """Folder of the records of deleted savepoints."""
+        return f"{self.job_id}/deletions"
+
+    def deletion(self, checkpoint_id: int) -> str:
+        """Record that a user has deleted a savepoint. Create-only, by clients."""
+        return f"{self.deletions}/{_positive(checkpoint_id)}.json"
+
+    @property
     def quarantine(self) -> str:
         """Folder of staged data of rejected checkpoints."""
         return f"{self.job_id}/quarantine"

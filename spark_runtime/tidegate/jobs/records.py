@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from tidegate.errors import CommandRefusedError
-from tidegate.jobs.codec import canonical, decode, encode, from_document, to_document
+from tidegate.jobs.codec import canonical, decode, encode, from_document, read_record, to_document
 
 __all__ = [
     "Command",
     "CommandResult",
     "Decision",
     "DecisionKind",
+    "DeletedSavepoint",
     "Desired",
     "Launch",
     "Owner",
@@ -32,6 +33,7 @@ __all__ = [
     "decode",
     "encode",
     "from_document",
+    "read_record",
     "to_document",
 ]
 
@@ -345,6 +347,27 @@ class Withdrawn:
     VERSION: ClassVar[int] = 1
 
     command_id: str
+    at: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedSavepoint:
+    """Record that a user has deleted a savepoint, and did not move it: what only the savepoint needs may be deleted.
+    Create-only.
+
+    Attributes:
+        checkpoint_id: id of the savepoint.
+        path: its folder, as in the decision log.
+        at: time.
+        by: who deleted it, for readers.
+    """
+
+    RECORD: ClassVar[str] = "deleted_savepoint"
+    VERSION: ClassVar[int] = 1
+
+    checkpoint_id: int
+    path: str
     at: str
     by: str
 

@@ -126,6 +126,9 @@ class JobView:
         watermark_us: watermark of the whole job, event time in microseconds since the epoch.
         heartbeat: the driver's counter; None without a hint of the current generation.
         hint_generation: generation of the hint; None without a hint of the current generation.
+        before_refusal: the ended job without its newest submissions, which were refused and changed nothing: the
+            state that a user has, and that a restore continues. None: the newest submission was not refused, or the
+            job had not ended before. See `settled`.
         driver_generation: newest generation that ran the current submission; only its hint is used. 0: none. A
             generation that only commits ran nothing: values of sources stay as the earlier generation reported them.
         slots_registered: free or occupied slots that the driver has counted.
@@ -181,6 +184,13 @@ class JobView:
     waits_for_deletions: int = 0
     counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     driver_generation: int = 0
+    before_refusal: JobView | None = None
+
+    @property
+    def settled(self) -> JobView:
+        """The view of the job for users. A start that was refused before anything ran does not change the job, so
+        this is then the view before it; `status` of this object shows what happened to the refused submission."""
+        return self.before_refusal or self
 
     @property
     def completed(self) -> tuple[CheckpointView, ...]:
@@ -237,9 +247,10 @@ def derive_durable(specs: Sequence[Spec], decisions: Sequence[Decision]) -> JobV
     spec = specs[-1]
     entries = entries_by_submission(decisions)
     current = [entry for entry in entries if entry.spec == spec.number]
-    status, status_data = _status(current)
+    status, _ = _status(current)
     views = checkpoint_views(entries, ended=status.is_terminal)
-    followed = next_submission_that_ran(spec.number + 1, may_have_run(entries))
+    ran = may_have_run(entries)
+    followed = next_submission_that_ran(spec.number + 1, ran)
     verdicts = verdicts_from_entries(specs, entries, views, followed)
     views = mark_committed_by_restores(mark_verdicts(views, verdicts), specs, entries)
     # Last, because a rewind takes back commits that the steps before it have marked.
@@ -247,35 +258,48 @@ def derive_durable(specs: Sequence[Spec], decisions: Sequence[Decision]) -> JobV
     points = RecoveryPoints(specs, entries, views)
     most = _optional_int(spec.options.get("max_uncommitted_checkpoints"))
     full = verdicts.gated and most is not None and len(verdicts.waiting) >= most
-    ended = points.ended_before(spec.number) | {str(e.data["source"]) for e in current if e.kind == "end_of_data"}
-    return JobView(
+    view = JobView(
         job_id=spec.job_id,
-        status=status,
-        reason=str(status_data.get("reason") or ""),
-        spec_number=spec.number,
         generation=decisions[-1].generation if decisions else 0,
         run_id="",
-        restarts=sum(1 for e in current if e.kind == "status" and e.data.get("status") == JobStatus.RESTARTING),
         checkpoints=views,
-        sources=_sources(ended, {}),
-        failure=_failure(current),
         watermark_us=None,
         heartbeat=None,
         hint_generation=None,
         slots_registered=None,
         slots_needed=None,
-        stop=status_data.get("stop"),
         last_decision=decisions[-1].number if decisions else 0,
         latest_recovery_point=points.latest(followed),
-        restored=points.restored(spec.number),
         followed=followed,
-        restored_from=_restored_from(current),
         restored_runs=sum(1 for e in entries if e.kind == "status" and e.data.get("restored_from")),
         waiting=verdicts.waiting,
         uncommitted=verdicts.uncommitted,
         sources_paused=full and status is JobStatus.RUNNING,
-        driver_generation=max((e.decision.generation for e in current if _starts_running(e)), default=0),
+        **_of_submission(spec.number, entries, points),
     )
+    if status.is_terminal and spec.number not in ran and followed in ran:
+        before = replace(view, **_of_submission(followed, entries, points))
+        return replace(view, before_refusal=before if before.is_terminal else None)
+    return view
+
+
+def _of_submission(number: int, entries: Sequence[LogEntry], points: RecoveryPoints) -> dict[str, Any]:
+    """Return the fields of a view that concern one submission."""
+    own = [entry for entry in entries if entry.spec == number]
+    status, status_data = _status(own)
+    ended = points.ended_before(number) | {str(e.data["source"]) for e in own if e.kind == "end_of_data"}
+    return {
+        "spec_number": number,
+        "status": status,
+        "reason": str(status_data.get("reason") or ""),
+        "stop": status_data.get("stop"),
+        "restarts": sum(1 for e in own if e.kind == "status" and e.data.get("status") == JobStatus.RESTARTING),
+        "sources": _sources(ended, {}),
+        "failure": _failure(own),
+        "restored": points.restored(number),
+        "restored_from": _restored_from(own),
+        "driver_generation": max((e.decision.generation for e in own if _starts_running(e)), default=0),
+    }
 
 
 def with_hint(view: JobView, hint: StatusHint | None) -> JobView:

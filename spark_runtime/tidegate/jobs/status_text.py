@@ -56,6 +56,15 @@ def deletions_words(view: JobView) -> str:
     )
 
 
+def refusal_text(view: JobView) -> str:
+    """Return why the newest submission was refused, if that left an ended job as it was; else ""."""
+    if view.before_refusal is None:
+        return ""
+    why = view.failure.message if view.failure is not None else view.reason
+    verb = "was cancelled before it ran" if view.status is JobStatus.CANCELED else "was refused"
+    return f"submission {view.spec_number} {verb}, and changed nothing" + (f": {why}" if why else "")
+
+
 def failure_text(failure: FailureView, status: JobStatus) -> str:
     """Return a heading for a failure. A job has recovered only if it has run again since."""
     if failure.recovered:

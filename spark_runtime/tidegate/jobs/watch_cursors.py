@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tidegate.errors import NotFoundError
 from tidegate.jobs.layout import JobLayout
-from tidegate.jobs.records import WatchCursor, decode, encode
+from tidegate.jobs.records import WatchCursor, encode, read_record
 from tidegate.jobs.stores.store import Store
 
 
@@ -12,7 +12,7 @@ def read_cursor(store: Store, layout: JobLayout, watcher: str) -> WatchCursor | 
     """Return the position of `watcher` in its events; None: it has not started. Raises StoreError, RecordError."""
     path = layout.watch_cursor(watcher)
     try:
-        return decode(store.read(path), WatchCursor, path)
+        return read_record(store, path, WatchCursor)
     except NotFoundError:
         return None
 

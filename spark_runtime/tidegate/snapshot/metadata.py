@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tidegate.errors import NotFoundError, SnapshotError
+from tidegate.errors import NotFoundError, RecordError, SnapshotError
+from tidegate.jobs.json_documents import MAX_METADATA_BYTES, parse_json, read_bounded
 from tidegate.jobs.stores.store import Store
 from tidegate.snapshot.handles import OpenLocation, SnapshotStreams, StateHandle, full_location, relative_location
 
@@ -183,7 +184,7 @@ def decode_metadata(data: bytes, *, where: str = "") -> SnapshotMetadata:
         SnapshotError: the data is not a snapshot's metadata, is damaged, or has a newer version.
     """
     try:
-        document = json.loads(data)
+        document = parse_json(data, max_bytes=MAX_METADATA_BYTES)
         record, version = document["record"], document["v"]
     except (ValueError, KeyError, TypeError) as error:
         raise _damaged("is not readable as JSON", where) from error
@@ -224,7 +225,7 @@ def read_metadata(store: Store, folder: str) -> SnapshotMetadata:
     """
     where = full_location(store, folder, METADATA_NAME)
     try:
-        data = store.read(relative_location(folder, METADATA_NAME))
+        data = read_bounded(store, relative_location(folder, METADATA_NAME), max_bytes=MAX_METADATA_BYTES)
     except NotFoundError as error:
         raise SnapshotError(
             f"{full_location(store, folder)} is not a complete snapshot: it has no {METADATA_NAME}",
@@ -232,6 +233,8 @@ def read_metadata(store: Store, folder: str) -> SnapshotMetadata:
             cause="the path is wrong, or the snapshot was never completed",
             remedy="Name the folder of a completed checkpoint or savepoint",
         ) from error
+    except RecordError as error:
+        raise _damaged(f"has more than {MAX_METADATA_BYTES:,} bytes", where) from error
     return decode_metadata(data, where=where)
 
 

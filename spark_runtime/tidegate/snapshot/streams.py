@@ -32,6 +32,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import SnapshotError
+from tidegate.jobs.json_documents import MAX_METADATA_BYTES, JsonDocumentError, parse_json
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StateFormat, StateKind, StatePart
 from tidegate.snapshot.row_streams import ROWS_PER_PIECE
 
@@ -228,7 +229,10 @@ def _header(data: bytes | memoryview, where: str) -> tuple[tuple[PartHeader, ...
     text = bytes(memoryview(data)[_PREFIX.size : start])
     if version < 1 or len(text) < length or zlib.crc32(text) != crc32:
         raise _damaged("the header of a subtask's state data is damaged or truncated", where)
-    document = json.loads(text)
+    try:
+        document = parse_json(text, max_bytes=MAX_METADATA_BYTES)
+    except JsonDocumentError as error:
+        raise _damaged(f"the header of a subtask's state data cannot be read: {error}", where) from error
     if document["key_bytes"] > KEY_BYTES_VERSION:
         raise SnapshotError(
             f"the keys in the snapshot have format version {document['key_bytes']}, but this tidegate reads up to "

@@ -43,7 +43,7 @@ from tidegate.jobs.launches import refuse_if_superseded
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.process_environment import STORAGE_OPTIONS_VARIABLE, storage_options_from
-from tidegate.jobs.records import Spec, decode
+from tidegate.jobs.records import Spec, read_record
 from tidegate.jobs.stores.store_registry import open_store
 from tidegate.log_format import set_up
 from tidegate.plan.execution_plan import ExecutionPlan, make_execution_plan
@@ -100,7 +100,7 @@ class Driver:
         self._storage_options = storage_options
         self._store = open_store(root, storage_options)
         self._layout = JobLayout(job_id)
-        self._spec = decode(self._store.read(self._layout.spec(spec_number)), Spec)
+        self._spec = read_record(self._store, self._layout.spec(spec_number), Spec)
         self._launch = launch
         self._terminated = threading.Event()
         self._is_building = False

@@ -38,7 +38,7 @@ from tidegate.errors import PipelineError, TidegateError
 from tidegate.jobs.artifacts.artifact import unpack_artifact
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
-from tidegate.jobs.records import Spec, decode
+from tidegate.jobs.records import Spec, read_record
 from tidegate.jobs.stores.store import Store
 from tidegate.jobs.stores.store_registry import open_store
 from tidegate.log_format import set_up
@@ -150,7 +150,7 @@ class SlotRuntime:
         self._writers = ThreadPoolExecutor(SNAPSHOT_WRITERS, thread_name_prefix="snapshot-writer")
         self._store: Store = open_store(parameters.root, parameters.storage_options)
         self._layout = JobLayout(parameters.job_id)
-        self._spec = decode(self._store.read(self._layout.spec(parameters.spec)), Spec)
+        self._spec = read_record(self._store, self._layout.spec(parameters.spec), Spec)
         self._options = JobOptions.from_mapping(self._spec.options)
         unaligned = self._options.unaligned_after_ms is not None
         overdraft_bytes = self._options.channel_capacity_bytes if unaligned else 0

@@ -12,6 +12,7 @@ from airflow.sdk import DAG, Param
 
 from airflow_tidegate.operators.check_restore import TidegateCheckRestoreOperator
 from airflow_tidegate.operators.collect_garbage import TidegateCollectGarbageOperator
+from airflow_tidegate.operators.delete_savepoint import TidegateDeleteSavepointOperator
 from airflow_tidegate.operators.fork import TidegateForkJobOperator
 from airflow_tidegate.operators.rescale import TidegateRescaleJobOperator
 from airflow_tidegate.operators.restore import TidegateRestoreJobOperator
@@ -62,6 +63,7 @@ VERBS: Mapping[str, Callable[..., Any]] = {
 AT_ONCE: Mapping[str, Callable[..., Any]] = {
     "check_restore": partial(TidegateCheckRestoreOperator, from_="{{ params.path }}", graph="{{ params.graph }}"),
     "collect_garbage": TidegateCollectGarbageOperator,
+    "delete_savepoint": partial(TidegateDeleteSavepointOperator, savepoint="{{ params.path }}", also_latest=True),
 }
 """Verbs that wait for no driver."""
 SENSORS: Mapping[str, Callable[..., Any]] = {

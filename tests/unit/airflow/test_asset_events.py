@@ -332,13 +332,13 @@ def test_a_job_that_is_not_there_yet_is_waited_for_and_a_failing_store_too(
 ) -> None:
     failures = [8]
     store = type(job.client.store)
-    read = store.read
+    read = store.read_range
 
-    def failing(self: Any, path: str) -> bytes:
+    def failing(self: Any, path: str, *span: int) -> bytes:
         if failures[0]:
             failures[0] -= 1
             raise StoreError("503")
-        return read(self, path)
+        return read(self, path, *span)
 
     trigger, told = checkpoints(), []
 
@@ -347,7 +347,7 @@ def test_a_job_that_is_not_there_yet_is_waited_for_and_a_failing_store_too(
         first = asyncio.create_task(anext(stream))
         await asyncio.sleep(0.05)
         job.submit()
-        monkeypatch.setattr(store, "read", failing)
+        monkeypatch.setattr(store, "read_range", failing)
         await until(lambda: job.client.store.exists(job.client.layout.watch_cursor(trigger.cursor_id)))
         driver = ScriptedDriver(job.client)
         driver.status("RUNNING")

@@ -94,7 +94,7 @@ def test_a_supervisor_of_a_job_that_keeps_running_writes_nothing(job: Job) -> No
 def test_making_a_watch_touches_no_store(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trigger makes it on the triggerer's event loop."""
     job.submit(options=OPTIONS)
-    for verb in ("read", "list", "create", "replace", "exists"):
+    for verb in ("read", "read_range", "list", "create", "replace", "exists"):
         monkeypatch.setattr(job.client.store, verb, None)
     wait = StatusWait(spec=1, statuses=("FINISHED",), owner="me")
     assert WaitRunner(job.client, wait, deadline_at=None, timeout_s=0.0) is not None

@@ -15,14 +15,14 @@ from fastapi.testclient import TestClient
 from page_stub import HOST, NONCE, Page, make_page
 from scripted_job import Job, ScriptedDriver
 
-from airflow_tidegate.plugins.job_cache import READ_INTERVAL_S
+from airflow_tidegate.plugins.job_cache import POINTS_S, READ_INTERVAL_S
 from airflow_tidegate.plugins.page_app import make_app
 from airflow_tidegate.plugins.plugin import LazyPage, TidegatePlugin, views
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launch.desired_state import read_desired
 from tidegate.jobs.launches import record_launch
 from tidegate.jobs.layout import stable_id
-from tidegate.jobs.records import Launch, encode
+from tidegate.jobs.records import Launch, RestoreFrom, encode
 
 JOB = "/api/jobs/tidegate_default/j1"
 VERBS = ("checkpoint", "savepoint", "stop", "cancel", "commit", "reject", "restore")
@@ -377,6 +377,21 @@ def test_restore_points_are_those_that_are_still_there(page: Page, job: Job, clo
     driver.status("STOPPED")
     job.client.store.delete(job.client.layout.metadata(job.client.layout.checkpoint(1, 1)))
     assert [point["id"] for point in page.viewer().get(JOB).json()["points"]] == [3, 2]
+    job.client.store.delete(job.client.layout.metadata(job.client.layout.checkpoint(3, 2)))
+    clock.now += POINTS_S
+    assert [point["id"] for point in page.viewer().get(JOB).json()["points"]] == [2], "the log shows no deletion"
+
+
+def test_a_refused_restore_leaves_the_job_as_it_was(page: Page, job: Job) -> None:
+    """S9.3."""
+    ScriptedDriver(job.client, launch=2).status("STOPPED")
+    job.client.submit(restore=RestoreFrom("latest"), owner_dag="d")
+    refused = ScriptedDriver(job.client, spec=2)
+    refused.generation_log.append("failure", {"message": "no such column", "code": "pipeline"})
+    refused.status("FAILED", reason="no such column")
+    shown = page.viewer().get(JOB).json()
+    assert (shown["status"], shown["spec"]) == ("STOPPED", 2)
+    assert shown["reason"] == "submission 2 was refused, and changed nothing: no such column"
 
 
 # ---------------------------------------------------------------- what is shown

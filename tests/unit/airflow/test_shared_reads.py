@@ -46,7 +46,7 @@ def requests(job: Job, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         return call
 
-    for name in ("read", "list", "exists", "walk", "create", "replace"):
+    for name in ("read_range", "list", "exists", "walk", "create", "replace"):
         monkeypatch.setattr(store, name, counting(name, getattr(store, name)))
     return counted
 
@@ -105,7 +105,7 @@ def test_a_look_at_a_living_job_costs_three_requests_however_long_its_log(
         driver.beat()
         requests.clear()
         assert not reader.read().moved
-        assert requests == {"read": REQUESTS_PER_READ}
+        assert requests == {"read_range": REQUESTS_PER_READ}
 
 
 def test_a_look_asks_for_the_process_of_a_driver_that_gives_no_sign_of_life_for_three_intervals(
@@ -124,7 +124,7 @@ def test_a_look_asks_for_the_process_of_a_driver_that_gives_no_sign_of_life_for_
     driver.beat()
     requests.clear()
     assert not reader.read().moved
-    assert requests == {"read": REQUESTS_PER_READ}
+    assert requests == {"read_range": REQUESTS_PER_READ}
 
 
 def test_a_new_entry_of_the_log_costs_one_request_once(
@@ -136,11 +136,11 @@ def test_a_new_entry_of_the_log_costs_one_request_once(
     driver.beat()
     requests.clear()
     assert reader.read().moved
-    assert requests == {"read": REQUESTS_PER_READ + 2}
+    assert requests == {"read_range": REQUESTS_PER_READ + 2}
     driver.beat()
     requests.clear()
     assert not reader.read().moved
-    assert requests == {"read": REQUESTS_PER_READ}
+    assert requests == {"read_range": REQUESTS_PER_READ}
 
 
 def test_fifty_waits_on_a_job_cost_no_more_than_one(job: Job, driver: ScriptedDriver, requests: Counter[str]) -> None:
@@ -159,7 +159,7 @@ def test_fifty_waits_on_a_job_cost_no_more_than_one(job: Job, driver: ScriptedDr
     assert {len(o.looks) for o in observers} == {len(looks)}
     log_length, opening = 5, 20
     assert (
-        requests["read"] + requests["list"]
+        requests["read_range"] + requests["list"]
         <= len(looks) * (REQUESTS_PER_READ + LIVENESS_REQUESTS) + log_length + opening
     )
 
@@ -173,7 +173,7 @@ def test_a_command_that_is_waited_for_costs_one_request_a_look(
     requests.clear()
     observed = reader.read()
     assert wait.check(job.client, observed.view) is None
-    assert requests == {"read": REQUESTS_PER_READ + 1}
+    assert requests == {"read_range": REQUESTS_PER_READ + 1}
 
 
 def test_there_is_one_look_at_a_job_at_a_time_and_never_more_than_the_limit_over_all_jobs(

@@ -108,6 +108,20 @@ def test_a_job_that_ended_without_a_snapshot_that_expires_is_a_failure(
         found(sensor(), job)
 
 
+def test_a_snapshot_that_was_deleted_does_not_expire(job: Job, driver: ScriptedDriver) -> None:
+    """S2.3: the job cannot be restored from it, whatever the log says."""
+    driver.checkpoint(1, readable_until=in_(1))
+    driver.status("STOPPED")
+    assert found(sensor(), job) is not None
+    folder = job.client.layout.checkpoint(1, 1)
+    job.client.store.delete_folder(folder)
+    with pytest.raises(AirflowException, match="no snapshot of the job will expire.*has no snapshot to restore"):
+        found(sensor(), job)
+    events = SnapshotExpiringEvents(before_s=7200.0)
+    observed = JobReader(job.client).read()
+    assert events.events_since(observed, {"checkpoint_id": None}, as_one=False) == []
+
+
 def test_a_deferred_sensor_finds_the_same(job: Job, driver: ScriptedDriver) -> None:
     driver.checkpoint(1)
     result = found_deferred(sensor(), job, lambda: driver.checkpoint(2, readable_until=in_(1)))

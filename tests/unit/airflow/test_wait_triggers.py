@@ -79,13 +79,13 @@ def test_the_store_is_never_read_on_the_event_loop(
     driver.checkpoint(1)
     readers: set[str] = set()
     store = type(job.client.store)
-    read = store.read
+    read = store.read_range
 
-    def noting(self: Any, path: str) -> bytes:
+    def noting(self: Any, path: str, *span: int) -> bytes:
         readers.add(threading.current_thread().name)
-        return read(self, path)
+        return read(self, path, *span)
 
-    monkeypatch.setattr(store, "read", noting)
+    monkeypatch.setattr(store, "read_range", noting)
     fire(checkpoint_trigger(job))
     assert readers
     assert threading.current_thread().name not in readers
@@ -107,15 +107,15 @@ def test_a_store_that_fails_for_a_moment_does_not_end_the_wait(
     driver.checkpoint(1)
     left = [failures]
     store = type(job.client.store)
-    read = store.read
+    read = store.read_range
 
-    def failing(self: Any, path: str) -> bytes:
+    def failing(self: Any, path: str, *span: int) -> bytes:
         if left[0] > 0:
             left[0] -= 1
             raise StoreError("503")
-        return read(self, path)
+        return read(self, path, *span)
 
-    monkeypatch.setattr(store, "read", failing)
+    monkeypatch.setattr(store, "read_range", failing)
     assert outcome in fire(checkpoint_trigger(job))
 
 

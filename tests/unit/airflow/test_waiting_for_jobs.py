@@ -19,11 +19,19 @@ from airflow_tidegate.version_compat import (
     AirflowSensorTimeout,
     TaskDeferred,
 )
-from airflow_tidegate.waits.job_waits import CheckpointWait, CommandWait, StatusWait
+from airflow_tidegate.waits.job_waits import (
+    CancelWait,
+    CheckpointWait,
+    CommandWait,
+    EndOfDataWait,
+    JobStatusWait,
+    StatusWait,
+    StopWait,
+)
 from airflow_tidegate.waits.watch import LAUNCH_GRACE_S, WaitRunner
 from tidegate.errors import DriverLostError, JobFailedError, WaitTimeoutError
 from tidegate.jobs.launches import record_launch, record_process
-from tidegate.jobs.records import Launch
+from tidegate.jobs.records import Launch, RestoreFrom
 
 
 @pytest.fixture
@@ -58,6 +66,31 @@ class Clocks:
             now=lambda: self.wall,
             monotonic=lambda: self.monotonic,
         )
+
+
+def test_a_refused_start_does_not_change_what_waits_conclude_about_the_job(job: Job) -> None:
+    """S9.3: the job is as it was; only those who wait for the refused submission see a failure."""
+    job.submit()
+    driver = ScriptedDriver(job.client)
+    driver.status("RUNNING")
+    driver.checkpoint(1)
+    command = job.client.send("stop", command_id="c1", issued_by="x")
+    stop = {"outcome": "committed", "mode": "suspend", "checkpoint_id": 1, "path": "p"}
+    driver.status("STOPPED", stop=stop)
+    job.submit("again", restore=RestoreFrom("latest"), fresh=False, pipeline=None, code_root=None)
+    refused = ScriptedDriver(job.client, spec=2)
+    refused.generation_log.append("failure", {"message": "no such column", "code": "pipeline"})
+    refused.status("FAILED", reason="no such column")
+    view = job.client.view()
+    ended = JobStatusWait(statuses=("STOPPED",)).check(job.client, view)
+    assert ended == {"job_id": "j1", "spec": 1, "generation": 2, "status": "STOPPED"}
+    stopped = StopWait(command_id=command.command_id).check(job.client, view)
+    assert stopped is not None and stopped["outcome"] == "committed"
+    cancelled = CancelWait(command_id="none").check(job.client, view)
+    assert cancelled is not None and cancelled["status"] == "STOPPED"
+    for wait in (StatusWait(spec=2, statuses=("RUNNING",)), JobStatusWait(statuses=("RUNNING",)), EndOfDataWait()):
+        with pytest.raises(JobFailedError, match="no such column"):
+            wait.check(job.client, view)
 
 
 def poke(sensor: Any, job: Job) -> Any:

@@ -158,6 +158,7 @@ def test_a_syntax_error_names_file_and_line(tmp_path: Path) -> None:
 def test_a_package_that_is_not_installed_is_named(tmp_path: Path) -> None:
     error = refusal(write(tmp_path, "import flows_not_installed"))
     assert "No module named 'flows_not_installed'" in error.what
+    assert "--code-root FOLDER" in error.remedy, "the folder of a user's own module is not pinned by itself"
     assert error.where == "pipeline module 'flows', flows.py:1 in <module>"
     assert "install" in error.remedy
 

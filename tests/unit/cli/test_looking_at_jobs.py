@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import cli_caller
 import pytest
 from cli_caller import Caller, Driver
 
@@ -14,6 +16,8 @@ from tidegate.cli import main as entry
 from tidegate.cli.job_output import event_time_text, size_text
 from tidegate.cli.output import Output, table
 from tidegate.errors import StoreError
+from tidegate.jobs.decision_log import DecisionLog
+from tidegate.jobs.launches import record_launch, record_process
 from tidegate.jobs.records import RestoreFrom
 
 MEASURES = ("duration", "size", "alignment")
@@ -142,7 +146,93 @@ def test_status_shows_what_operators_dropped(tidegate: Caller, driver: Driver) -
 def test_status_tells_that_a_driver_gives_no_sign_of_life(tidegate: Caller, driver: Driver) -> None:
     tidegate.script = lambda driver: None
     answer = tidegate("status", "flights")
-    assert answer.code == 0 and "no sign of life; `tidegate restore` resumes the job" in answer.out
+    assert answer.code == 0
+    assert answer.out.splitlines()[:2] == [
+        "flights: the driver is dead: no sign of life; `tidegate restore` resumes the job, `tidegate cancel` ends it",
+        "  last recorded status: RUNNING",
+    ]
+
+
+def test_status_of_a_driver_that_never_started_leads_with_that(tidegate: Caller) -> None:
+    tidegate.client(tidegate.root, "flights").submit(pipeline=cli_caller.PIPELINE)
+    lines = tidegate("status", "flights").out.splitlines()
+    assert lines[:2] == ["flights: the driver has never started; start the job again", "  status: CREATED"]
+
+
+def test_status_shows_what_a_source_reports_about_itself(tidegate: Caller, driver: Driver) -> None:
+    """As text, too: above all its lag."""
+    details = {"rows": 9, "lag_bytes": 5_242, "lag": 12_345, "copying": True, "idle": False, "paused": "alignment"}
+    sources = {"flights": {"boundedness": "unbounded", "records": 7, "details": details}}
+    tidegate.script = lambda driver: driver.beat(sources=sources)
+    tidegate.script(driver)
+    line = "  source flights: unbounded, 7 records in this run, copying, lag 12,345, lag 5.1 KiB, paused alignment"
+    assert line in tidegate("status", "flights").out.splitlines()
+
+
+def test_a_refused_start_is_told_beside_the_state_of_the_job(tidegate: Caller, driver: Driver) -> None:
+    """S9.3: it changed nothing."""
+    path = driver.complete(1, "stop-savepoint")
+    stop = {"outcome": "committed", "mode": "suspend", "checkpoint_id": 1, "path": path}
+    driver.status("STOPPED", stop=stop)
+    refused = tidegate.begin(driver.client, driver.client.submit(restore=RestoreFrom("latest")))
+    refused.generation_log.append("failure", {"message": "output was committed after it", "code": "snapshot"})
+    refused.status("FAILED", reason="output was committed after it")
+    lines = tidegate("status", "flights").out.splitlines()
+    assert lines[:3] == [
+        f"flights: STOPPED (suspend, committed) with savepoint {path}",
+        "  last start: submission 2 was refused, and changed nothing: output was committed after it",
+        "  submission 1, generation 2, restarts 0",
+    ]
+    document = tidegate("status", "flights", "--json").document
+    assert (document["status"], document["spec"], document["failure"]) == ("STOPPED", 1, None)
+    assert document["refused_start"] == {
+        "spec": 2,
+        "status": "FAILED",
+        "message": "output was committed after it",
+        "code": "snapshot",
+        "at": document["refused_start"]["at"],
+    }
+    assert "(start of submission 2 refused)" in tidegate("list").out
+    answer = tidegate("cancel", "flights")
+    assert answer.code == 7 and "cannot be cancelled: it is STOPPED" in answer.err
+
+
+def test_list_shows_one_short_line_for_a_long_reason(tidegate: Caller, driver: Driver) -> None:
+    reason = "KeyError: 'x'" + " and so on" * 50 + "\nTraceback:\n  line 3"
+    driver.status("FAILED", reason=reason)
+    lines = tidegate("list").out.splitlines()
+    assert len(lines) == 2 and "FAILED: KeyError: 'x' and so on" in lines[1] and lines[1].endswith("...")
+    assert len(lines[1]) < 140
+    assert "line 3" in tidegate("status", "flights").out, "status shows all of it"
+    assert tidegate("list", "--json").document["jobs"][0]["reason"] == reason
+
+
+def test_deleted_snapshots_are_listed_as_deleted(tidegate: Caller, driver: Driver) -> None:
+    """S2.3: the folders show it; the log does not record it."""
+    for number in (1, 2, 3):
+        data = {"checkpoint_id": number, "kind": "checkpoint", "path": driver.client.layout.checkpoint(number, 1)}
+        driver.generation_log.append("claim", {**data, "triggered_at": "2026-11-21T09:25:00.000Z"})
+        until = {"readable_until": f"2026-11-2{number}T00:00:00Z"}
+        driver.generation_log.append("complete", {**data, "metrics": {}, "parent": None, **until})
+        driver.client.store.create(driver.client.layout.metadata(data["path"]), b"{}")
+        driver.client.store.create(f"{data['path']}/a.state", b"x")
+    driver.client.store.delete_folder(driver.client.layout.checkpoint(1, 1))
+    driver.client.store.delete(driver.client.layout.metadata(driver.client.layout.checkpoint(2, 1)))
+    rows = [line.split() for line in tidegate("checkpoints", "flights").out.splitlines()[1:4]]
+    assert [(row[0], row[2]) for row in rows] == [("1", "deleted"), ("2", "deleted"), ("3", "completed")]
+    assert [row[-2] for row in rows] == ["-", "-", "2026-11-23T00:00:00Z"]
+    documents = tidegate("checkpoints", "flights", "--json").document["checkpoints"]
+    assert [(one["deleted"], one["readable_until"]) for one in documents] == [
+        (True, None),
+        (True, None),
+        (False, "2026-11-23T00:00:00Z"),
+    ]
+    driver.status("STOPPED")
+    refused = tidegate("restore", "flights", "--from", "7")
+    assert refused.code == 10 and "completed checkpoints are 3." in refused.err
+    driver.client.store.delete_folder(driver.client.layout.checkpoints)
+    assert "latest snapshot" not in tidegate("status", "flights").out
+    assert "the completed checkpoints were deleted" in tidegate("restore", "flights", "--from", "7").err
 
 
 def test_status_of_a_failed_job_shows_the_users_traceback(tidegate: Caller, driver: Driver) -> None:
@@ -301,6 +391,21 @@ def test_logs_come_with_their_names_when_there_are_several(tidegate: Caller, dri
     assert tidegate("logs", "flights").out == "==> driver.log <==\none\n==> slot-0.log <==\ntwo\n"
     assert tidegate("logs", "flights", "--json").document["files"] == {"driver.log": "one\n", "slot-0.log": "two"}
     assert tidegate("logs", "flights", "--generation", "0").code == 2
+
+
+def test_logs_of_each_generation_are_those_of_its_launch(tidegate: Caller, driver: Driver, tmp_path: Path) -> None:
+    """The generation is in the log, the launch in its fence."""
+    client = driver.client
+    for attempt in (1, 2):
+        log = tmp_path / f"launch-{attempt}.log"
+        log.write_text(f"output {attempt}\n")
+        launch = record_launch(client.store, client.layout, 1, launcher="scripted", host="elsewhere")
+        record_process(client.store, client.layout, replace(launch, pid=1, log=str(log)))
+    DecisionLog(client.store, client.layout, lambda: "", lambda: "n").begin_generation(spec=1, launch=2)
+    assert tidegate("logs", "flights", "--generation", "1").out == "output 1\n"
+    assert tidegate("logs", "flights", "--generation", "2").out == tidegate("logs", "flights").out == "output 2\n"
+    answer = tidegate("logs", "flights", "--generation", "3")
+    assert answer.code == 2 and "no driver with the number (generation) 3" in answer.err
 
 
 def test_followed_logs_show_each_word_once_until_the_job_has_ended(tidegate: Caller, driver: Driver) -> None:

@@ -14,6 +14,7 @@ import pytest
 from tidegate import Postgres
 from tidegate.connectors import row_spool
 from tidegate.connectors.postgres.connection import is_unreachable
+from tidegate.connectors.postgres.source.change_reader import ChangeReader
 from tidegate.connectors.row_spool import RowSpool
 from tidegate.errors import EnvironmentProblemError, OptionError, OutageError, PipelineError
 from tidegate.subtask.failure_codes import failure_code
@@ -53,6 +54,13 @@ def test_the_description_names_the_place_and_no_secret(monkeypatch: pytest.Monke
     upsert = Postgres("dbname=sales", "Mart.Daily", mode="upsert", key=("day", "shop"))
     assert upsert.describe() == "Postgres('localhost/sales', 'Mart.Daily', key=['day', 'shop'])"
     assert HIDDEN.encode() not in pickle.dumps(sink)
+
+
+def test_a_reader_without_the_split_reports_what_the_reader_with_it_reports() -> None:
+    """The status shows what all readers report: the lag would be missing at parallelism 2."""
+    context: Any = None  # the reader connects to nothing before it has the split
+    idle = ChangeReader(context, context).progress()
+    assert idle == {"rows": 0, "copying": False, "lag_bytes": 0}
 
 
 def test_an_unreachable_server_and_a_missing_secret_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

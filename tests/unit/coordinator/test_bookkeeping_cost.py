@@ -94,7 +94,7 @@ def test_an_append_costs_the_same_however_much_it_tells(monkeypatch: pytest.Monk
     generation_log = log.begin_generation(spec=1, launch=1)
     much = {"checkpoint_id": 1, "subtasks": {f"0.{i}": {"ack_ms": 1.5} for i in range(100)}}
     with monkeypatch.context() as patched:
-        patched.delattr("tidegate.jobs.decision_log.decode")
+        patched.delattr("tidegate.jobs.decision_log.read_record")
         few, many = (calls_of(partial(generation_log.append, "complete", data)) for data in ({}, much))
     assert many < few + 20
     assert generation_log.decisions == DecisionLog(store, JobLayout("job"), lambda: "", lambda: "").read()

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tidegate.coordinator.garbage.abandoned_checkpoints import (
     claimed_savepoints,
     find_abandoned_folders,
-    named_snapshots,
     restored_checkpoint,
 )
 from tidegate.coordinator.recovery.restore_point import choose_restore_point
 from tidegate.errors import SnapshotError
+from tidegate.jobs.history.checkpoints import named_snapshots
 from tidegate.jobs.records import Decision, RestoreFrom, Spec
 
 AT = "2026-01-01T00:00:00Z"

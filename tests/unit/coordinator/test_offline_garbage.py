@@ -190,6 +190,33 @@ def test_a_checkpoint_that_cannot_be_read_keeps_all_shared_files(job: Job) -> No
     assert found.collected == () and "chk-1-g1" in found.kept_back
 
 
+@pytest.mark.parametrize("status", ["CANCELED", "FINISHED"])
+def test_a_job_that_deleted_its_checkpoints_misses_none(job: Job, status: str) -> None:
+    """S2.3: with retention=delete its driver, or who cancelled it, deleted them on purpose."""
+    job.driver()
+    job.specs[0] = replace(job.specs[0], options={**job.specs[0].options, "retention": "delete"})
+    path = job.complete(job.claim("checkpoint", "a", "b"), "a")
+    job.ended(status)
+    job.store.delete_folder(path)
+    assert [one.path for one in job.collect(dry_run=True).collected] == ["job/shared/a", "job/shared/b"]
+    job.store.create(f"{path}/late.state", b"a zombie wrote it")
+    found = job.collect()
+    assert found.kept_back == "" and job.store.list("job/shared") == []
+
+
+@pytest.mark.parametrize("stop", [None, {"outcome": "timed_out", "mode": "drain", "checkpoint_id": None, "path": None}])
+def test_a_checkpoint_that_is_missing_for_no_known_reason_is_reported(job: Job, stop: Any) -> None:
+    """S2.3: a cancellation by a stop keeps the state, also with retention=delete."""
+    job.driver()
+    options = {"retention": "keep" if stop is None else "delete"}
+    job.specs[0] = replace(job.specs[0], options={**job.specs[0].options, **options})
+    path = job.complete(job.claim("checkpoint", "a"), "a")
+    job.add("status", status="CANCELED", stop=stop)
+    job.store.delete_folder(path)
+    found = job.collect()
+    assert "chk-1-g1" in found.kept_back and job.store.list("job/shared") == ["a"]
+
+
 def test_what_a_submission_names_stays_also_one_that_comes_meanwhile(job: Job) -> None:
     job.driver()
     first, second = job.complete(job.claim()), job.complete(job.claim())

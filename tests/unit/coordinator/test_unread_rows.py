@@ -11,7 +11,7 @@ from test_offline_garbage import LAYOUT, NOW, Job
 from tidegate.coordinator.garbage.garbage_collection import collect_garbage
 from tidegate.jobs.artifacts.materialised_rows import Materialised, record_materialised
 from tidegate.jobs.layout import JobLayout
-from tidegate.jobs.records import RestoreFrom, Spec
+from tidegate.jobs.records import DeletedSavepoint, RestoreFrom, Spec, encode
 from tidegate.jobs.stores.store_registry import open_store
 from tidegate.snapshot.metadata import read_metadata, write_metadata
 
@@ -90,6 +90,8 @@ def test_a_savepoint_keeps_the_rows_it_reads_and_wherever_it_was_moved(job: Job)
     found = job.collect()
     assert found.collected == () and job.store.walk(rows)
     assert "savepoint 1, which was moved or deleted" in found.rows_kept
+    job.store.create(LAYOUT.deletion(1), encode(DeletedSavepoint(1, path, "", "alice")))
+    assert job.paths() == [rows], "its user has deleted it"
 
 
 def test_a_snapshot_that_cannot_be_read_keeps_all_rows(job: Job) -> None:

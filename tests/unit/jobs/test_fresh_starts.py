@@ -66,5 +66,5 @@ def test_a_job_that_was_refused_after_one_that_ran_is_refused(
     refused = ScriptedDriver(client, client.submit(pipeline=pipeline, fresh=True))
     refused.generation_log.append("failure", {"message": "there is no such file", "code": PipelineError.code})
     refused.status("FAILED")
-    with pytest.raises(JobExistsError, match="job 'flights' exists, and is FAILED"):
+    with pytest.raises(JobExistsError, match="job 'flights' exists, and is FINISHED"):
         client.submit(pipeline=pipeline)

@@ -427,7 +427,8 @@ def test_logs_of_the_newest_generation_are_read_by_name(client: JobClient, drive
     client.store.create(f"{client.layout.logs(1)}/driver.log", b"line\n")
     client.store.create(f"{client.layout.logs(1)}/slots/0.log", b"\xff")
     assert client.logs() == {"driver.log": "line\n", "slots/0.log": "�"}
-    assert client.logs(2) == {}
+    with pytest.raises(OptionError, match="no driver with the number .generation. 2 .*Pass a number from 1 to 1"):
+        client.logs(2)
 
 
 def test_code_that_was_collected_while_the_submission_was_made_is_pinned_again(

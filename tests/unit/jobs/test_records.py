@@ -19,6 +19,7 @@ from tidegate.jobs.records import (
     Command,
     CommandResult,
     Decision,
+    DeletedSavepoint,
     Desired,
     Launch,
     Owner,
@@ -124,6 +125,7 @@ RECORDS: dict[str, DurableRecord] = {
     "command": Command("c-1", "stop", {"mode": "drain"}, 2, AT, AT, "alice"),
     "result": CommandResult("c-1", True, "done", "drained", {"checkpoint_id": 5}, 2, AT),
     "withdrawn": Withdrawn("c-1", AT, "alice"),
+    "deleted_savepoint": DeletedSavepoint(7, "flights/savepoints/savepoint-flights-7-g1", AT, "alice"),
     "artifact": ArtifactManifest(({"path": "pipeline.py", "size_bytes": 3, "sha256": "a" * 64},)),
 }
 

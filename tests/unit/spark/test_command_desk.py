@@ -107,7 +107,7 @@ def wait_for(condition: Callable[[], Any]) -> Any:
     raise AssertionError("not in time")
 
 
-@pytest.mark.parametrize(("what", "where"), [("read", "c1.json"), ("exists", "withdrawn")])
+@pytest.mark.parametrize(("what", "where"), [("read_range", "c1.json"), ("exists", "withdrawn")])
 def test_a_command_is_found_although_the_store_stumbled(harness: DeskHarness, what: str, where: str) -> None:
     """S9.4."""
     harness.send("c1")

@@ -40,7 +40,7 @@ class DeafSupervision:
     def run(self) -> int:
         while not self._job.desk.take():
             continue
-        create, read = LocalStore.create, LocalStore.read
+        create, read = LocalStore.create, LocalStore.read_range
 
         def create_and_forget(store: LocalStore, path: str, data: bytes) -> None:
             if "decisions/" in path and not store.exists(path):
@@ -49,14 +49,14 @@ class DeafSupervision:
                 raise StoreError("connection reset", where=path)
             create(store, path, data)
 
-        def read_nothing(store: LocalStore, path: str) -> bytes:
+        def read_nothing(store: LocalStore, path: str, *span: int) -> bytes:
             if path.endswith("decisions/00000002.json"):
                 raise StoreError("connection reset", where=path)
-            return read(store, path)
+            return read(store, path, *span)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(LocalStore, "create", create_and_forget)
-            patch.setattr(LocalStore, "read", read_nothing)
+            patch.setattr(LocalStore, "read_range", read_nothing)
             patch.setattr("tidegate.jobs.decision_log.time.sleep", lambda seconds: None)
             self._job.status("WAITING_FOR_SLOTS")
         raise AssertionError("the append came back")

@@ -124,6 +124,8 @@ def test_details_of_a_source_are_added_up_when_all_its_subtasks_report_them() ->
     assert details({"lag": 3, "partitions": 1}, {"partitions": 2}) == {"partitions": 3}
     assert details({"paused": "alignment"}, {"paused": "alignment"}) == {"paused": "alignment"}
     assert details({"lag": 3}, None) == {}
+    assert details({"copying": False, "lag_bytes": 0}, {"copying": True}) == {"copying": True}
+    assert details({"copying": False, "lag_bytes": 0}, {"copying": False, "lag_bytes": 7})["lag_bytes"] == 7
 
 
 def test_counts_of_sources_that_had_ended_before_the_run_are_shown_with_the_others() -> None:

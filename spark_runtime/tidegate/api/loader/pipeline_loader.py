@@ -222,7 +222,10 @@ def _as_pipeline_error(error: Exception, root_dir: str, where: str, arguments: M
     what = f"the pipeline's code raised {type(error).__name__}: {error}"
     remedy = "Correct the code, or the arguments passed to it"
     if isinstance(error, ModuleNotFoundError):
-        remedy = "Put the module next to the pipeline, or install the package where the driver and the slots run"
+        remedy = (
+            "If it is a module of yours, pin its folder with the pipeline: --code-root FOLDER (code_root=). If it is a "
+            "package, install it where the driver and the slots run, or pack it with the pipeline (`tidegate pack`)"
+        )
     elif isinstance(error, KeyError) and error.args and error.args[0] not in arguments and "[" in line:
         given = ", ".join(map(str, arguments)) or "none"
         near = nearest(str(error.args[0]), map(str, arguments))

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from tidegate.channel.control.protocol_codec import Message, message_document, message_of
 from tidegate.channel.failures import ChannelError, PeerLostError, ProtocolError
+from tidegate.jobs.json_documents import JsonDocumentError, parse_json
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 """Longest control message. It must hold all state handles and inline states of one subtask snapshot."""
@@ -122,9 +123,9 @@ class MessageConnection:
 
 def _decode(body: bytes) -> Message:
     try:
-        document = json.loads(body)
-    except ValueError as error:
+        document = parse_json(body, max_bytes=MAX_MESSAGE_BYTES)
+    except JsonDocumentError as error:
         raise ProtocolError(
-            "internal error: a message between driver and slot is not JSON", cause=str(error)
+            "internal error: a message between driver and slot cannot be read", cause=str(error)
         ) from error
     return message_of(document)

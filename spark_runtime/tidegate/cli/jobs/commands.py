@@ -128,9 +128,9 @@ def cancel(args: argparse.Namespace, around: CliEnvironment) -> int:
     client = job_of(JobClient, args, around)
     timeout = arguments.duration(args.timeout, "--timeout")
     view = client.view()
-    if view.is_terminal and view.status is not JobStatus.CANCELED:
+    if view.is_terminal and view.settled.status is not JobStatus.CANCELED:
         raise CommandRefusedError(
-            f"the job cannot be cancelled: it is {view.status}",
+            f"the job cannot be cancelled: it is {view.settled.status}",
             where=f"job {client.job_id}",
             remedy="Nothing has to be done: the job has ended",
         )
@@ -150,7 +150,7 @@ def cancel(args: argparse.Namespace, around: CliEnvironment) -> int:
             spec=view.spec_number,
         )
     else:
-        view = client.cancel_dead(around.caller)
+        view = client.cancel_dead(around.caller).settled
     around.output.print(f"{client.job_id}: {status_text(view)}")
     around.output.document({"job_id": client.job_id, "command_id": command_id, "status": str(view.status)})
     return 0

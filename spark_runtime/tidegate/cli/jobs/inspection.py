@@ -13,6 +13,7 @@ from tidegate.cli.job_lookup import job_of
 from tidegate.cli.job_output import (
     checkpoint_document,
     checkpoint_lines,
+    one_line,
     progress_text,
     statistics_lines,
     status_text,
@@ -22,6 +23,7 @@ from tidegate.cli.job_output import (
 from tidegate.cli.output import table
 from tidegate.errors import OptionError, TidegateError
 from tidegate.jobs.client.job_directory import JobDirectory, list_jobs, root_problem
+from tidegate.jobs.client.snapshot_presence import with_deletions
 from tidegate.jobs.restore.snapshot_lookup import has_deleted_checkpoints
 from tidegate.jobs.status import JobStatus, JobView
 from tidegate.jobs.stores.store_registry import open_store
@@ -72,6 +74,7 @@ def status(args: argparse.Namespace, around: CliEnvironment) -> int:
         _refuse_json(args, "--watch")
         view = _watch(client, around)
     alive = None if view.is_terminal else client.is_alive()
+    view = with_deletions(client, view)
     for line in view_lines(view, alive=alive):
         around.output.print(line)
     around.output.document(view_document(view, alive=alive))
@@ -94,9 +97,9 @@ def _watch(client: JobDirectory, around: CliEnvironment) -> JobView:
 
 
 def checkpoints(args: argparse.Namespace, around: CliEnvironment) -> int:
-    """List a job's snapshots."""
+    """List a job's snapshots. Those that do not exist any more are listed as deleted."""
     client = job_of(JobDirectory, args, around)
-    view = client.view()
+    view = with_deletions(client, client.view())
     if not view.checkpoints:
         around.output.print(f"{client.job_id}: no snapshot yet")
     else:
@@ -115,7 +118,10 @@ def checkpoints(args: argparse.Namespace, around: CliEnvironment) -> int:
 
 
 def list_all(args: argparse.Namespace, around: CliEnvironment) -> int:
-    """List a root's jobs. A job that cannot be read is listed with the error."""
+    """List a root's jobs, each on one line. A job that cannot be read is listed with the error.
+
+    `tidegate status` shows the whole text of a reason or error.
+    """
     root, storage_options = (
         arguments.root(args, around.environment),
         arguments.storage_options(args, around.environment),
@@ -127,10 +133,14 @@ def list_all(args: argparse.Namespace, around: CliEnvironment) -> int:
             view = around.connect(JobDirectory, root, job_id, storage_options).view()
         except TidegateError as error:
             # one damaged job must not hide the others
-            rows.append((job_id, "-", "-", f"cannot be read: {error}"))
+            rows.append((job_id, "-", "-", one_line(f"cannot be read: {error}")))
             documents.append({"job_id": job_id, "status": None, "error": str(error)})
         else:
-            rows.append((job_id, str(view.spec_number), str(len(view.completed)), status_text(view)))
+            settled = view.settled
+            words = one_line(status_text(settled))
+            if view.before_refusal is not None:
+                words += f" (start of submission {view.spec_number} refused)"
+            rows.append((job_id, str(settled.spec_number), str(len(view.completed)), words))
             documents.append(view_document(view))
     problem = "" if rows else root_problem(open_store(root, storage_options))
     if not rows:

@@ -43,7 +43,7 @@ def rescale(args: argparse.Namespace, around: CliEnvironment) -> int:
     client = job_of(JobClient, args, around)
     timeout = arguments.duration(args.timeout, "--timeout")
     view = client.view()
-    before = client.spec(view.spec_number)
+    before = client.spec(view.settled.spec_number)
     _check(args.parallelism, JobOptions.from_mapping(before.options))
     if view.is_active and before.options["parallelism"] == args.parallelism:
         around.output.print(f"{client.job_id}: already runs at parallelism {args.parallelism}")
@@ -80,6 +80,7 @@ def _suspended(args: argparse.Namespace, around: CliEnvironment, client: JobClie
             limit = JobOptions.from_mapping(client.spec(view.spec_number).options).stop_timeout
         send_command(client, around, "stop", given, answer_timeout(limit))
         view = client.view()
+    view = view.settled
     stop = view.stop or {}
     if view.status is not JobStatus.STOPPED or stop.get("mode") != "suspend" or not stop.get("path"):
         raise CommandRefusedError(

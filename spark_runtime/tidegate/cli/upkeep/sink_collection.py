@@ -25,6 +25,7 @@ from tidegate.errors import TidegateError
 from tidegate.jobs.artifacts.artifact import unpack_artifact
 from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, read_pinned_graph
 from tidegate.jobs.client.job_directory import JobDirectory
+from tidegate.jobs.deleted_savepoints import deleted_savepoints
 from tidegate.jobs.history.submissions import entries_by_submission, may_have_run, next_submission_that_ran
 from tidegate.jobs.records import Spec
 from tidegate.plan.job_graph import JobGraph
@@ -62,7 +63,7 @@ def collect_connectors(
         return SinkLeftovers()
     ran = may_have_run(entries_by_submission(decisions))
     newest = next_submission_that_ran(len(specs) + 1, ran)
-    owned = claimed_savepoints(decisions, specs)
+    owned = claimed_savepoints(decisions, specs) | deleted_savepoints(client.store, client.layout)
     with tempfile.TemporaryDirectory(prefix="tidegate-gc-") as scratch:
         built = _Built(client, scratch, sinks, sources)
         built.build([spec for spec in reversed(specs) if spec.number in {*ran, newest}])

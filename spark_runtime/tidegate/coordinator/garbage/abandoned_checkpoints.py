@@ -16,7 +16,7 @@ from tidegate.channel.elements import SAVEPOINT_KINDS
 from tidegate.coordinator.checkpointing.retention import find_retired
 from tidegate.coordinator.garbage.shared_files import OWNED_KINDS
 from tidegate.coordinator.recovery.restore_point import completed_snapshots, last_committed
-from tidegate.jobs.history.checkpoints import RecoveryPoints, checkpoint_views
+from tidegate.jobs.history.checkpoints import RecoveryPoints, checkpoint_views, named_snapshots
 from tidegate.jobs.history.rewinds import rewound_checkpoints
 from tidegate.jobs.history.submissions import entries_by_submission
 from tidegate.jobs.history.verdicts import find_verdicts
@@ -108,21 +108,6 @@ def claimed_savepoints(
     paths, ids = {restore.path for restore in wanted}, {restore.checkpoint_id for restore in wanted}
     own = (d.data for d in decisions if d.kind == "complete" and d.data["kind"] in SAVEPOINT_KINDS)
     return frozenset(data["path"] for data in own if data["path"] in paths or data["checkpoint_id"] in ids)
-
-
-def named_snapshots(decisions: Sequence[Decision], specs: Sequence[Spec], spec_number: int) -> frozenset[str]:
-    """Return the folders that submission `spec_number` and later submissions start from.
-
-    They name a folder, or start from the latest recovery point of their line.
-    """
-    entries = entries_by_submission(decisions)
-    points = RecoveryPoints(specs, entries, checkpoint_views(entries, ended=False))
-    named: set[str] = set()
-    for spec in specs:
-        if spec.number >= spec_number:
-            point = points.latest(spec.number)
-            named |= {point.path} if point is not None else set()
-    return frozenset(named)
 
 
 def restored_checkpoint(decisions: Sequence[Decision], specs: Sequence[Spec], spec_number: int) -> int | None:

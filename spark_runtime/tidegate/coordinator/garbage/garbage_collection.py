@@ -21,13 +21,13 @@ The order of reads matters: first the listing, then the log. Files that are crea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Any, Literal
 
-from tidegate.coordinator.garbage.abandoned_checkpoints import find_abandoned_folders, named_snapshots
+from tidegate.coordinator.garbage.abandoned_checkpoints import find_abandoned_folders
 from tidegate.coordinator.garbage.shared_files import OWNED_KINDS, pending_checkpoint_ids, split_deletable
 from tidegate.coordinator.garbage.unfinished_savepoints import (
     UnfinishedSavepoint,
@@ -37,6 +37,7 @@ from tidegate.coordinator.garbage.unfinished_savepoints import (
 )
 from tidegate.coordinator.garbage.unread_rows import UnreadRows, find_unread_rows
 from tidegate.errors import NotFoundError, SnapshotError
+from tidegate.jobs.history.checkpoints import named_snapshots
 from tidegate.jobs.layout import SHA256_PATTERN, JobLayout
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Decision, Spec
@@ -155,16 +156,47 @@ def plan_collection(
     found = {path: reason for path, reason in why.items() if is_old(path)}
     too_young = len(why) - len(found)
     pending = frozenset[int]() if is_over else pending_checkpoint_ids(decisions, generation)
-    # Named snapshots are needed even if the listing lacks them:
-    # a listing may be stale, and then all shared files are kept.
-    needed = completed & (set(folders) | named_snapshots(decisions, specs, spec.number)) - found.keys()
+    # Named snapshots are needed even if the listing lacks them: a listing may be stale, and then all shared files are
+    # kept. A job that deleted its checkpoints when it ended has none that could be missing.
+    named = named_snapshots(decisions, specs, spec.number)
+    has_deleted = spec.number == specs[-1].number and deletes_checkpoints_at_end(decisions, spec)
+    if has_deleted:
+        named = frozenset()
+    needed = completed & (set(folders) | named) - found.keys()
+    used: set[str] = set()
     try:
-        used = {name for folder in sorted(needed) for name in used_by(folder)}
+        for folder in sorted(needed):
+            with _allowing_missing_metadata(has_deleted):
+                used |= used_by(folder)
     except SnapshotError as error:
         return CollectionPlan(found, too_young, (), f"a checkpoint that is kept cannot be read: {error}")
     unused, held = split_deletable(files, used, {}, pending)
     waits = f"pending checkpoints {sorted(pending)} may use {len(held)} of these files" if held else ""
     return CollectionPlan(found, too_young, tuple(unused), waits)
+
+
+@contextmanager
+def _allowing_missing_metadata(allowed: bool) -> Iterator[None]:
+    """Ignore a missing `_metadata`, if allowed: the folder of a deleted checkpoint may hold files that a slot of the
+    dead driver wrote later."""
+    try:
+        yield
+    except SnapshotError as error:
+        if not allowed or not isinstance(error.__cause__, NotFoundError):
+            raise
+
+
+def deletes_checkpoints_at_end(decisions: Sequence[Decision], spec: Spec) -> bool:
+    """Return whether the job has ended and its driver, or the process that cancelled it, deletes its checkpoints
+    (S2.3).
+
+    Args:
+        spec: submission of the newest generation.
+    """
+    status = last_status(decisions)
+    deletes = JobOptions.from_mapping(spec.options).retention == "delete"
+    # A stop keeps the state: a job that was cancelled because a stop took too long has its data in the status.
+    return deletes and status.get("status") in (JobStatus.FINISHED, JobStatus.CANCELED) and not status.get("stop")
 
 
 def completed_folders(decisions: Sequence[Decision]) -> set[str]:
@@ -339,8 +371,14 @@ class _Sweep:
 
 def has_ended(decisions: Sequence[Decision]) -> bool:
     """Return whether the driver of the newest generation has recorded the end of the job."""
+    status = last_status(decisions).get("status")
+    return status is not None and JobStatus(status).is_terminal
+
+
+def last_status(decisions: Sequence[Decision]) -> Mapping[str, Any]:
+    """Return the data of the newest status entry of the newest generation; empty: it has recorded none."""
     last = next((d for d in reversed(decisions) if d.kind in ("status", "fence")), None)
-    return last is not None and last.kind == "status" and JobStatus(last.data["status"]).is_terminal
+    return last.data if last is not None and last.kind == "status" else {}
 
 
 def _referenced_now(decisions: Sequence[Decision], specs: Sequence[Spec]) -> frozenset[str]:

@@ -132,7 +132,8 @@ def referenced_transactions(
     """Read the transactions that the snapshots hold. Blocks.
 
     Args:
-        owned: savepoints that the job owns and deletes itself (`claimed_savepoints`).
+        owned: savepoints that nobody may have moved: the job owns and deletes them (`claimed_savepoints`), or their
+            user has deleted them (`deleted_savepoints`).
         deleted: folders of checkpoints that this collection deletes.
     """
     options = {spec.number: spec.storage_options for spec in specs}
@@ -146,7 +147,7 @@ def referenced_transactions(
             holder, folder = open_snapshot_folder(store, options.get(view.spec, {}), view.path)
             if not holder.exists(JobLayout.metadata(folder)):
                 if view.kind not in SAVEPOINT_KINDS or view.path in owned:
-                    continue  # a driver deleted it. The job owned it, so that there is no copy
+                    continue  # the job owned it, or its user deleted it, so that there is no copy
                 return ReferencedTransactions(
                     {}, kept=f"{name} was moved or deleted, and a moved copy may still need the data"
                 )

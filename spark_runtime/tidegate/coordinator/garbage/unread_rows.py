@@ -5,7 +5,8 @@ snapshot has positions in them, and no submission may still begin to read them. 
 recording them are not read by any submission.
 
 A savepoint that is not in its location counts as moved, and forks start from savepoints. Such a savepoint therefore
-keeps the rows of all submissions that it descends from, because there is no other copy of these rows.
+keeps the rows of all submissions that it descends from, because there is no other copy of these rows. A savepoint that
+its user has deleted with `tidegate delete-savepoint` keeps none.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from tidegate.channel.elements import SAVEPOINT_KINDS
 from tidegate.coordinator.recovery.restore_point import end_status
 from tidegate.errors import SnapshotError, StoreError
 from tidegate.jobs.artifacts.materialised_rows import Materialised, submissions_read
-from tidegate.jobs.codec import decode
+from tidegate.jobs.codec import read_record
+from tidegate.jobs.deleted_savepoints import deleted_savepoints
 from tidegate.jobs.history.checkpoints import CheckpointView, RecoveryPoints, checkpoint_views
 from tidegate.jobs.history.submissions import entries_by_submission
 from tidegate.jobs.layout import JobLayout
@@ -64,6 +66,7 @@ def find_unread_rows(
     needed = {n for n in there if n > running_spec}
     if end_status(decisions, running_spec) is None:  # it runs, or may be started again
         needed |= points.lineage(running_spec).keys()
+    deleted = deleted_savepoints(store, layout)
     moved: dict[int, int] = {}  # submission -> a savepoint that may have been moved, and reads its rows
     for view in views:
         # Once all rows are known to be needed, no further snapshot is read: each one costs a read of its `_metadata`.
@@ -73,7 +76,7 @@ def find_unread_rows(
             read = _read_by(store, layout, specs, view)
         except (SnapshotError, StoreError) as error:
             return UnreadRows(kept=f"{view.kind} {view.checkpoint_id} cannot be read: {error}")
-        if read is None and view.kind in SAVEPOINT_KINDS:
+        if read is None and view.kind in SAVEPOINT_KINDS and view.path not in deleted:
             moved.update(dict.fromkeys(points.lineage(view.spec, view.checkpoint_id), view.checkpoint_id))
         needed |= read or set()
     stay = sorted(there & moved.keys() - needed)
@@ -101,6 +104,6 @@ def _unrecorded_files(store: Store, layout: JobLayout, number: int) -> list[str]
     """Return files of the submission that no record names, of sources that have a record."""
     found = store.walk(layout.materialised(number))
     records = [path for path in found if path.endswith(".json")]
-    counted = {str(file["path"]) for path in records for file in decode(store.read(path), Materialised, path).files}
+    counted = {str(file["path"]) for path in records for file in read_record(store, path, Materialised).files}
     sources = tuple(f"{path.removesuffix('.json')}.g" for path in records)
     return [path for path in found if path.startswith(sources) and path not in counted and path not in records]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tidegate.errors import AlreadyExistsError, NotFoundError
-from tidegate.jobs.codec import decode, encode
+from tidegate.jobs.codec import encode, read_record
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.stores.store import Store
 
@@ -40,14 +40,14 @@ def record_materialised(store: Store, layout: JobLayout, made: Materialised) -> 
     path = layout.materialised_record(made.spec, made.source)
     with suppress(AlreadyExistsError):
         store.create(path, encode(made))
-    return decode(store.read(path), Materialised, path)
+    return read_record(store, path, Materialised)
 
 
 def find_materialised(store: Store, layout: JobLayout, spec: int, source: str) -> Materialised | None:
     """Return the record; None when there is none yet. Raises RecordError, StoreError."""
     path = layout.materialised_record(spec, source)
     try:
-        return decode(store.read(path), Materialised, path)
+        return read_record(store, path, Materialised)
     except NotFoundError:
         return None
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from tidegate.errors import AlreadyExistsError, NotFoundError
-from tidegate.jobs.codec import decode, encode
+from tidegate.jobs.codec import encode, read_record
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.stores.store import Store
 
@@ -53,6 +53,6 @@ def read_pinned_graph(store: Store, layout: JobLayout, spec: int) -> PinnedGraph
     """
     path = layout.graph(spec)
     try:
-        return decode(store.read(path), PinnedGraph, path)
+        return read_record(store, path, PinnedGraph)
     except NotFoundError:
         return None

@@ -167,7 +167,7 @@ class JobClient(JobDirectory):
                         "Use `tidegate commit-pending`, or restore the job with commit=on_request and send the command "
                         "then"
                     )
-                what = f"the command {verb!r} cannot be sent: the job is {view.status}"
+                what = f"the command {verb!r} cannot be sent: the job is {view.settled.status}"
                 raise CommandRefusedError(what, where=f"job {self.job_id}", remedy=remedy)
             now = self.now()
             command = Command(

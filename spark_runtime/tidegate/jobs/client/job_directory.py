@@ -8,18 +8,19 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from tidegate.clock import iso, utc_now
-from tidegate.errors import JobNotFoundError, NotFoundError, RecordError, StoreError
+from tidegate.errors import JobNotFoundError, NotFoundError, OptionError, RecordError, StoreError
 from tidegate.jobs.client.waiter import HeartbeatObserver, JobWaiter
 from tidegate.jobs.decision_log import DecisionLog
-from tidegate.jobs.launches import find_local_driver, launched_processes, local_driver_death
+from tidegate.jobs.launches import find_local_driver, launched_process, launched_processes, local_driver_death
 from tidegate.jobs.layout import JobLayout, job_ids
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.process_output import output_tail, read_logs
-from tidegate.jobs.records import Command, CommandResult, Decision, Launch, Spec, StatusHint, decode
+from tidegate.jobs.records import Command, CommandResult, Decision, Spec, StatusHint, read_record
 from tidegate.jobs.status import JobStatus, JobView, derive_durable, with_hint
 from tidegate.jobs.stores.store import Store
 from tidegate.jobs.stores.store_registry import open_store
@@ -102,7 +103,7 @@ class JobDirectory:
             number = len(specs) + 1
             path = self.layout.spec(number)
             try:
-                spec = decode(self.store.read(path), Spec, path)
+                spec = read_record(self.store, path, Spec)
             except NotFoundError:
                 self._specs = specs
                 return specs
@@ -140,7 +141,13 @@ class JobDirectory:
         durable = self._durable
         if durable is None or (durable.spec_number, durable.last_decision) != (len(specs), len(decisions)):
             durable = self._durable = derive_durable(specs, decisions)
-        return with_hint(durable, self.hint(durable.driver_generation) if durable.driver_generation else None)
+        view = self._with_hint(durable)
+        if view.before_refusal is not None:
+            return replace(view, before_refusal=self._with_hint(view.before_refusal))
+        return view
+
+    def _with_hint(self, view: JobView) -> JobView:
+        return with_hint(view, self.hint(view.driver_generation) if view.driver_generation else None)
 
     def decisions(self) -> tuple[Decision, ...]:
         """Return the decision log, oldest first."""
@@ -150,7 +157,7 @@ class JobDirectory:
         """Return the last status that the driver of `generation` reported; None when there is none."""
         path = self.layout.status(generation)
         try:
-            return decode(self.store.read(path), StatusHint, path)
+            return read_record(self.store, path, StatusHint)
         except NotFoundError:
             return None
 
@@ -181,20 +188,40 @@ class JobDirectory:
         return not view.is_terminal
 
     def logs(self, generation: int | None = None) -> dict[str, str]:
-        """Return log texts by file name, if this machine can read them: the logs of `generation`, or the logs of the
-        newest generation and the output of its process."""
+        """Return log texts by file name, if this machine can read them: the output of a driver's process, and the files
+        in the folder of its generation.
+
+        Args:
+            generation: number of the driver. None: the newest launch of the newest submission, also if its driver has
+                not begun a generation. The process of a client, which ended a job or committed its output, has no log.
+
+        Raises:
+            OptionError: the job has had no driver with this number.
+        """
         decisions = self.decisions()
-        newest = decisions[-1].generation if decisions else 0
-        launches: list[Launch] = []
-        if generation is None and self.specs():
-            launches = launched_processes(self.store, self.layout, self.specs()[-1].number)[:1]
-        return read_logs(self.store, self.layout, launches, newest if generation is None else generation)
+        if generation is None:
+            newest, specs = decisions[-1].generation if decisions else 0, self.specs()
+            launches = launched_processes(self.store, self.layout, specs[-1].number)[:1] if specs else []
+            return read_logs(self.store, self.layout, launches, newest)
+        fences = [d for d in decisions if d.kind == "fence"]
+        fence = next((d for d in fences if d.generation == generation), None)
+        if fence is None:
+            newest = fences[-1].generation if fences else 0
+            raise OptionError(
+                f"the job has had no driver with the number (generation) {generation}",
+                where=f"job {self.job_id}",
+                remedy=f"Pass a number from 1 to {newest}" if newest else "Leave it out: no driver has begun",
+            )
+        # A generation that only commits is of a client's process, and names the launch of the driver before it.
+        numbers = [] if fence.data.get("only_commits") else [(fence.data["spec"], fence.data["launch"])]
+        found = [launched_process(self.store, self.layout, spec, attempt) for spec, attempt in numbers]
+        return read_logs(self.store, self.layout, [launch for launch in found if launch is not None], generation)
 
     def command(self, command_id: str) -> Command | None:
         """Return the command with this id; None when there is none."""
         path = self.layout.command(command_id)
         try:
-            return decode(self.store.read(path), Command, path)
+            return read_record(self.store, path, Command)
         except NotFoundError:
             return None
 
@@ -202,7 +229,7 @@ class JobDirectory:
         """Return the driver's answer to a command; None when there is none yet."""
         path = self.layout.result(command_id)
         try:
-            return decode(self.store.read(path), CommandResult, path)
+            return read_record(self.store, path, CommandResult)
         except NotFoundError:
             return None
 

@@ -6,7 +6,6 @@ They read only documents of the job directory. They need no runtime, and change 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from tidegate.errors import NotFoundError, OptionError, SnapshotError
 from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, read_pinned_graph
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.codec import canonical, decode, from_document
+from tidegate.jobs.json_documents import read_bounded, read_metadata_document
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RestoreFrom
@@ -95,7 +95,7 @@ def metadata_body(client: JobClient, path: str) -> Mapping[str, Any]:
     """Return the body of a snapshot's `_metadata`, after a check of its checksum. Raises SnapshotError, StoreError."""
     store, folder = open_snapshot_folder(client.store, client.storage_options, path)
     try:
-        document = json.loads(store.read(JobLayout.metadata(folder)))
+        document = read_metadata_document(store, JobLayout.metadata(folder))
         body, version, sha256 = document["body"], document["v"], document["sha256"]
     except NotFoundError as error:
         raise SnapshotError(
@@ -133,7 +133,7 @@ def graph_from(given: str | Mapping[str, Any], storage_options: Mapping[str, Any
         return from_document(dict(given), PinnedGraph, "graph")
     folder, name = os.path.split(given)
     try:
-        return decode(open_store(folder or ".", storage_options).read(name), PinnedGraph, given)
+        return decode(read_bounded(open_store(folder or ".", storage_options), name), PinnedGraph, given)
     except NotFoundError as error:
         raise OptionError(
             "the file of the pipeline's graph does not exist",

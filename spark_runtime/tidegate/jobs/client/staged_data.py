@@ -6,7 +6,6 @@ handle. So a reader of the job directory can audit a checkpoint without the runt
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -15,6 +14,7 @@ from tidegate.errors import NotFoundError, RecordError, SnapshotError
 from tidegate.jobs.client.job_directory import JobDirectory
 from tidegate.jobs.history.submissions import entries_by_submission, may_have_run, next_submission_that_ran
 from tidegate.jobs.history.verdicts import Verdicts, find_verdicts
+from tidegate.jobs.json_documents import parse_json, read_bounded, read_metadata_document
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.restore.snapshot_lookup import open_snapshot_folder
 from tidegate.jobs.stores.store import Store
@@ -153,7 +153,7 @@ def quarantined_data(store: Store, quarantine: str, checkpoint_id: int) -> tuple
         if not (name.startswith("_") and name.endswith(".json")):
             continue
         try:
-            document = json.loads(store.read(path))
+            document = parse_json(read_bounded(store, path))
             if document["v"] > MANIFEST_VERSION:
                 raise ValueError(f"the file has version {document['v']}, which only a newer tidegate reads")
             found.append(StagedData.from_json(document["data"]))
@@ -213,7 +213,7 @@ def _in_snapshot(job: JobDirectory, path: str) -> Iterator[StagedData]:
     store, folder = open_snapshot_folder(job.store, job.storage_options, path)
     where = JobLayout.metadata(folder)
     try:
-        body = json.loads(store.read(where))["body"]
+        body = read_metadata_document(store, where)["body"]
         for operator in body["operators"]:
             for subtask in operator["subtasks"]:
                 for document in (subtask["handle"] or {}).get("staged", ()):

@@ -226,7 +226,7 @@ def _refuse_second_start(job: JobDirectory, view: JobView, *, what: Literal["sta
     if is_discarded(entries_by_submission(job.decisions()), view.spec_number):
         return
     raise JobExistsError(
-        f"job {job.job_id!r} exists, and is {view.status}",
+        f"job {job.job_id!r} exists, and is {view.settled.status}",
         where=f"job {job.job_id}, submission {view.spec_number}",
         cause=f"a {what} does not use the state of the job: it would read all input and write all output again",
         remedy=f"Restore the job (`tidegate restore`), choose another job id, or {what} with --fresh (fresh=True). "
@@ -339,7 +339,7 @@ def cancel_dead(job: JobDirectory, by: str) -> JobView:
     view = job.view()
     last = job.specs()[-1]
     if view.is_terminal:
-        if deletes_checkpoints(view, last):  # an earlier call may have ended before the deletion
+        if deletes_checkpoints(view.settled, last):  # an earlier call may have ended before the deletion
             delete_checkpoints(job, last, lambda: None)
         return view
     if job.is_alive() or find_local_driver(job.store, job.layout, last.number) is not None:

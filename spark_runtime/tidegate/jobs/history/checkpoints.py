@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tidegate.clock import elapsed_ms
-from tidegate.jobs.history.submissions import LogEntry, may_have_run, next_submission_that_ran
+from tidegate.jobs.history.submissions import LogEntry, entries_by_submission, may_have_run, next_submission_that_ran
 from tidegate.jobs.records import Decision, RestoreFrom, Spec
 
 RECOVERY_KINDS = frozenset({"checkpoint", "final", "stop-savepoint"})
@@ -45,6 +45,8 @@ class CheckpointView:
         sinks: uids of the two-phase-commit sinks with output to commit; (): there is nothing to commit.
         readable_until: time until which its sources can continue from it, as known at its completion; None: no limit
             is known. It cannot be restored later, for example because a topic has deleted the records.
+        deleted: its files do not exist any more, so it cannot be restored. The log does not record this: it is only
+            set in the views of `jobs.client.snapshot_presence`.
         settled_by, committed_by: number of the log entry that completed or aborted it, and of the entry that records
             the commit; 0: there is none.
     """
@@ -68,6 +70,7 @@ class CheckpointView:
     by: str = ""
     sinks: tuple[str, ...] = ()
     readable_until: str | None = None
+    deleted: bool = False
     settled_by: int = 0
     committed_by: int = 0
 
@@ -183,6 +186,17 @@ def _abort_pending(views: dict[int, CheckpointView], code: str, reason: str, at:
         replace(views.pop(checkpoint_id), status="aborted", reason=reason, code=code, completed_at=at)
         for checkpoint_id in pending
     ]
+
+
+def named_snapshots(decisions: Sequence[Decision], specs: Sequence[Spec], spec_number: int) -> frozenset[str]:
+    """Return the folders that submission `spec_number` and later submissions start from.
+
+    They name a folder, or start from the latest recovery point of their line.
+    """
+    entries = entries_by_submission(decisions)
+    points = RecoveryPoints(specs, entries, checkpoint_views(entries, ended=False))
+    latest = (points.latest(spec.number) for spec in specs if spec.number >= spec_number)
+    return frozenset(point.path for point in latest if point is not None)
 
 
 class RecoveryPoints:

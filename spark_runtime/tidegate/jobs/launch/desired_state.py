@@ -7,7 +7,7 @@ from tidegate.clock import iso, parse_iso
 from tidegate.errors import NotFoundError
 from tidegate.jobs.client.job_directory import JobDirectory
 from tidegate.jobs.launches import newest_attempt
-from tidegate.jobs.records import Desired, Spec, decode, encode
+from tidegate.jobs.records import Desired, Spec, encode, read_record
 
 ENDING_VERBS = ("stop", "cancel")
 """Commands that end a job."""
@@ -21,7 +21,7 @@ def stop_requested_by(job: JobDirectory, spec: int) -> str:
     """
     path = job.layout.desired
     try:
-        desired = decode(job.store.read(path), Desired, path)
+        desired = read_record(job.store, path, Desired)
     except NotFoundError:
         desired = None
     if desired is not None and (desired.state, desired.spec) == ("stopped", spec):
@@ -35,7 +35,7 @@ def read_desired(job: JobDirectory) -> Desired | None:
     """Return the requested state; None: there is none, and no agent supervises the job."""
     path = job.layout.desired
     try:
-        return decode(job.store.read(path), Desired, path)
+        return read_record(job.store, path, Desired)
     except NotFoundError:
         return None
 

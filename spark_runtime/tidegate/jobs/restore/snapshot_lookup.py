@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from tidegate.clock import parse_iso
-from tidegate.errors import NotFoundError, OptionError, SnapshotError
+from tidegate.errors import NotFoundError, OptionError, SnapshotError, TidegateError
 from tidegate.jobs.artifacts.materialised_rows import submissions_read
+from tidegate.jobs.json_documents import read_metadata_document
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import RestoreFrom, Spec
 from tidegate.jobs.status import CheckpointView, JobStatus, JobView
 from tidegate.jobs.stores.store import Store
 from tidegate.jobs.stores.store_registry import open_store
 from tidegate.units import format_duration
+
+MAX_NAMED = 10
+"""Most snapshots that an error names. Each costs a request."""
 
 
 def refuse_older_than(name: str, completed_at: str | None, limit: timedelta, now: datetime, *, where: str) -> None:
@@ -106,7 +109,7 @@ def resolve_restore(
         return ResolvedRestore(latest, lineage, _name(point, point.path), _completed_at(point, document))
     if restore.path is None:
         return _by_id(store, storage_options, restore, specs, view, where)
-    path = _relative(store, restore.path)
+    path = relative_path(store, restore.path)
     known = next((c for c in (view.completed if view is not None else ()) if c.path == path), None)
     document = _metadata(store, storage_options, path, where, specs, view)
     restore = replace(
@@ -148,18 +151,38 @@ def _by_id(
     wanted = restore.checkpoint_id
     known = view.checkpoint(wanted) if view is not None and wanted is not None else None
     if known is None or known.status != "completed":
-        there = ", ".join(str(c.checkpoint_id) for c in view.completed[-10:]) if view is not None else ""
         raise SnapshotError(
             f"checkpoint {wanted} never completed" if known is not None else f"there is no checkpoint {wanted}",
             where=where,
-            cause=f"completed checkpoints are {there}" if there else "no checkpoint has completed",
-            remedy="Name a snapshot that `tidegate checkpoints` lists",
+            cause=_existing_text(store, storage_options, view),
+            remedy="Name a snapshot that `tidegate checkpoints` lists as completed",
         )
     _refuse_missing(known, where)
     document = _metadata(store, storage_options, known.path, where, specs, view)
     named = replace(restore, path=known.path)
     lineage = _lineage_of(specs, known.spec)
     return ResolvedRestore(named, lineage, _name(known, known.path), _completed_at(known, document))
+
+
+def _existing_text(store: Store, storage_options: Mapping[str, Any], view: JobView | None) -> str:
+    """Return the newest completed snapshots that still exist, for an error."""
+    newest = view.completed[-MAX_NAMED:] if view is not None else ()
+    there = [str(one.checkpoint_id) for one in newest if snapshot_exists(store, storage_options, one.path)]
+    if there:
+        return f"completed checkpoints are {', '.join(there)}"
+    return "the completed checkpoints were deleted" if newest else "no checkpoint has completed"
+
+
+def snapshot_exists(store: Store, storage_options: Mapping[str, Any], path: str) -> bool:
+    """Return whether a snapshot has its `_metadata`, which is written last and deleted first. Costs one request.
+
+    True also if its store does not answer, or a secret of the store cannot be resolved in this process.
+    """
+    try:
+        holder, folder = open_snapshot_folder(store, storage_options, path)
+        return holder.exists(JobLayout.metadata(folder.rstrip("/")))
+    except TidegateError:
+        return True
 
 
 def _name(known: CheckpointView | None, path: str) -> str:
@@ -217,7 +240,7 @@ def _lineage_of(specs: Sequence[Spec], number: int) -> str | None:
     return next((spec.lineage for spec in specs if spec.number == number), None)
 
 
-def _relative(store: Store, path: str) -> str:
+def relative_path(store: Store, path: str) -> str:
     """Return a path below the root in the form of the log."""
     path = path.rstrip("/") or path
     for root in (store.url, f"file://{store.url}"):
@@ -237,7 +260,7 @@ def _metadata(
     """Return the body of a snapshot's metadata. Only its job and lineage are used here; the driver checks the rest."""
     try:
         holder, folder = open_snapshot_folder(store, storage_options, path)
-        body = json.loads(holder.read(JobLayout.metadata(folder))).get("body", {})
+        body = read_metadata_document(holder, JobLayout.metadata(folder)).get("body", {})
     except NotFoundError as error:
         if view is not None and path.startswith(f"{JobLayout(view.job_id).checkpoints}/"):
             _refuse_deleted(path, where, specs[-1], view)
@@ -245,7 +268,7 @@ def _metadata(
             f"{path} is not a complete snapshot",
             where=where,
             cause="the folder has no _metadata: the snapshot never completed, or was deleted",
-            remedy="Name a snapshot that `tidegate checkpoints` lists",
+            remedy="Name a snapshot that `tidegate checkpoints` lists as completed",
         ) from error
     except (ValueError, AttributeError) as error:
         raise SnapshotError(
@@ -256,7 +279,8 @@ def _metadata(
 
 def has_deleted_checkpoints(last: Spec, view: JobView) -> bool:
     """Return whether a job has ended and has deleted its checkpoints (S2.3). `last` is its newest submission."""
-    return view.status in (JobStatus.FINISHED, JobStatus.CANCELED) and last.options.get("retention") == "delete"
+    ended = view.settled.status in (JobStatus.FINISHED, JobStatus.CANCELED)
+    return ended and last.options.get("retention") == "delete"
 
 
 def _refuse_deleted(path: str, where: str, last: Spec, view: JobView) -> None:
@@ -265,7 +289,7 @@ def _refuse_deleted(path: str, where: str, last: Spec, view: JobView) -> None:
         raise SnapshotError(
             f"checkpoint {path} was deleted when the job ended",
             where=where,
-            cause=f"submission {last.number} is {view.status}, and its option retention is 'delete'",
+            cause=f"the job is {view.settled.status}, and its option retention is 'delete'",
             remedy="Restore a savepoint, or start the job without a snapshot. With retention=keep, checkpoints would "
             "stay",
         )

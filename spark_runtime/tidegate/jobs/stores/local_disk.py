@@ -69,6 +69,9 @@ class LocalStore(Store):
         with self._errors(path):
             try:
                 with open(target, "rb") as file:
+                    if size_bytes > 0:
+                        # Python allocates the requested size, which may be far more than the file has.
+                        size_bytes = max(0, min(size_bytes, os.fstat(file.fileno()).st_size - offset))
                     file.seek(offset)
                     return file.read(size_bytes)
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):

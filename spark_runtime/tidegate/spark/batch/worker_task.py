@@ -22,9 +22,10 @@ from tidegate.connectors.transactions import job_storage
 from tidegate.coordinator.job_run import RunFailed
 from tidegate.errors import PipelineError, TidegateError
 from tidegate.jobs.artifacts.artifact import unpack_artifact
+from tidegate.jobs.json_documents import parse_json, read_bounded
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
-from tidegate.jobs.records import Spec, decode
+from tidegate.jobs.records import Spec, read_record
 from tidegate.jobs.stores.store import Store
 from tidegate.jobs.stores.store_registry import open_store
 from tidegate.log_format import LogFormat, set_up
@@ -181,7 +182,7 @@ def _built(place: WorkerPlace, index: int) -> _BuiltJob:
     if key not in _built_before:
         _built_before.clear()
         store, layout = open_store(place.root, place.storage_options), JobLayout(place.job_id)
-        spec = decode(store.read(layout.spec(place.spec)), Spec)
+        spec = read_record(store, layout.spec(place.spec), Spec)
         options = JobOptions.from_mapping(spec.options)
         scratch = ScratchFolder(f"slot{index}")
         code = os.path.join(scratch.path, "artifact")
@@ -224,7 +225,7 @@ def _store_counters(store: Store, checkpoint: str, name: str, counters: Counters
 def counters_of_stages(store: Store, checkpoint: str) -> list[Counters]:
     """Return the counters of tasks without a sink. Args: checkpoint: location of the run's checkpoint."""
     folder = f"{checkpoint}/{COUNTERS}"
-    return [json.loads(store.read(f"{folder}/{name}")) for name in store.list(folder)]
+    return [parse_json(read_bounded(store, f"{folder}/{name}")) for name in store.list(folder)]
 
 
 def failure_report(error: Exception) -> dict[str, Any]:

@@ -5,12 +5,12 @@ It polls one object, the bell, and lists the commands only when the bell has cha
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Callable
 
 from tidegate.errors import NotFoundError, OptionError, RecordError, TidegateError
+from tidegate.jobs.json_documents import parse_json, read_bounded
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import Command, decode
 from tidegate.jobs.stores.store import Store
@@ -99,8 +99,9 @@ class CommandPoller:
                 )
                 self._seen.add(command_id)
                 continue
-            data = self._store.read(path)
+            data = b""
             try:
+                data = read_bounded(self._store, path)
                 command = decode(data, Command, path)
                 if command.command_id != command_id:
                     raise RecordError(
@@ -123,7 +124,7 @@ class CommandPoller:
 def _submission_of(data: bytes) -> int | None:
     """Return the submission that an undecodable command is meant for; None: unknown."""
     try:
-        spec = json.loads(data)["spec"]
+        spec = parse_json(data)["spec"]
     except (ValueError, TypeError, KeyError, IndexError):
         return None
     return spec if isinstance(spec, int) else None

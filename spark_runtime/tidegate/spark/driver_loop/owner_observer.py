@@ -16,7 +16,7 @@ from tidegate.coordinator.supervision.owner_watch import OwnerEvent, OwnerRead, 
 from tidegate.errors import NotFoundError, TidegateError
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.options import JobOptions
-from tidegate.jobs.records import Owner, decode
+from tidegate.jobs.records import Owner, read_record
 from tidegate.log_format import context
 from tidegate.units import format_duration
 
@@ -102,7 +102,7 @@ class OwnerObserver:
     def _event(self) -> OwnerEvent:
         path = self._client.layout.owner
         try:
-            owner = decode(self._client.store.read(path), Owner, path)
+            owner = read_record(self._client.store, path, Owner)
         except NotFoundError:
             return OwnerRead(None)
         except TidegateError as error:

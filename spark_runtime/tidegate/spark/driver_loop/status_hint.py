@@ -97,16 +97,20 @@ def busy_operators(slots: Mapping[int, SlotState]) -> dict[tuple[int, int], tupl
 
 
 def _together(details: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what all subtasks of a source report: the sum of numbers, and of other values the first.
+    """Return what all subtasks of a source report: the sum of numbers, whether a statement is true for any of them, and
+    of other values the first.
 
     A sum of only some subtasks would mislead, for example as the lag of a source.
     """
     names = [name for name in (details[0] if details else ()) if all(name in one for one in details)]
     found = {name: [one[name] for one in details] for name in names}
-    return {
-        name: sum(values) if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values) else values[0]
-        for name, values in found.items()
-    }
+    return {name: _merged(values) for name, values in found.items()}
+
+
+def _merged(values: Sequence[Any]) -> Any:
+    if all(isinstance(value, bool) for value in values):
+        return any(values)
+    return sum(values) if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values) else values[0]
 
 
 def job_metrics(

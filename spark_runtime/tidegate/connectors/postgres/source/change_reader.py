@@ -78,7 +78,13 @@ class ChangeReader(SourceReader):
             self._feed.confirm(lsn)
 
     def progress(self) -> Mapping[str, Any]:
-        """Return rows emitted over all runs, whether the table is still copied, and the lag in bytes of WAL."""
+        """Return rows emitted over all runs, whether the table is still copied, and the lag in bytes of WAL.
+
+        One reader of a source has the split. The others have nothing to copy and no lag, and report that: the status
+        shows only what all readers report. The lag is left out during the copy.
+        """
+        if self._split is None:
+            return {"rows": 0, "copying": False, "lag_bytes": 0}
         if self._position is None or self._feed is None:
             return {"rows": 0}
         facts: dict[str, Any] = {"rows": self._position.rows, "copying": self._position.copying}
