@@ -17,8 +17,17 @@ if TYPE_CHECKING:
 
 _GENERATED = "SELECT attname::text FROM pg_attribute WHERE attrelid = %s AND attgenerated <> '' AND NOT attisdropped"
 
+_OTHER_STORAGE = """
+WITH RECURSIVE tree(oid) AS (
+    SELECT %s::oid UNION ALL SELECT i.inhrelid FROM pg_inherits i JOIN tree ON i.inhparent = tree.oid
+)
+SELECT c.oid::regclass::text, c.relkind = 'f' OR c.relpersistence <> 'p' FROM tree JOIN pg_class c ON c.oid = tree.oid
+WHERE c.oid <> %s
+"""
+
 OnTruncate = Literal["fail", "ignore"]
 OnAddedColumn = Literal["ignore", "fail"]
+OnHiddenChange = Literal["fail", "ignore"]
 MissingValues = Literal["fail", "fetch"]
 
 
@@ -36,6 +45,7 @@ class ChangeOptions:
     kind_column: str = "change_kind"
     on_truncate: OnTruncate = "fail"
     on_added_column: OnAddedColumn = "ignore"
+    on_hidden_change: OnHiddenChange = "fail"
     missing_values: MissingValues = "fail"
     keep_wal_s: float = 0.0
 
@@ -50,6 +60,7 @@ def check_changes(
     """
     names = [name for name in schema.names if name != options.kind_column]
     problems = [*_server_problems(connection), *_table_problems(table, names, options)]
+    problems += _problems_of_parts(connection, table)
     generated = [name for (name,) in connection.execute(_GENERATED, [table.oid]) if name in names]
     if generated:
         problems.append(f"generated columns are not in the WAL: {', '.join(generated)}; leave them out with columns=")
@@ -71,6 +82,17 @@ def _server_problems(connection: psycopg.Connection[Any]) -> Sequence[str]:
     assert row is not None
     problems = [] if row[0] == "logical" else [f"wal_level is {row[0]}; set it to logical, and restart the server"]
     return [*problems, "the server is a standby; connect to the primary"] if row[1] else problems
+
+
+def _problems_of_parts(connection: psycopg.Connection[Any], table: SourceTable) -> Sequence[str]:
+    parts = connection.execute(_OTHER_STORAGE, [table.oid, table.oid]).fetchall()
+    if table.kind != "p":
+        return ["other tables inherit from the table, whose changes are not its changes"] if parts else []
+    return [
+        f"changes of the partition {name}, which is unlogged or foreign, are not in the WAL"
+        for name, has_none in parts
+        if has_none
+    ]
 
 
 def _table_problems(table: SourceTable, columns: Sequence[str], options: ChangeOptions) -> Sequence[str]:
