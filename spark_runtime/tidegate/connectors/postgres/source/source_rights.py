@@ -113,5 +113,5 @@ def _statement(connection: psycopg.Connection[Any], text: str, *names: str | tup
     from psycopg import sql
 
     identifiers = [sql.Identifier(*((name,) if isinstance(name, str) else name)) for name in names]
-    made: Composed = sql.SQL(text).format(*identifiers)  # type: ignore[arg-type]
+    made: Composed = sql.SQL(text).format(*identifiers)
     return made.as_string(connection)
