@@ -66,6 +66,19 @@ def check_target(
         )
 
 
+def has_rows(database: Database, target: TargetTable) -> bool:
+    """Return whether the table has rows. Raises PipelineError if it cannot be read."""
+    from psycopg import sql
+
+    query = sql.SQL("SELECT EXISTS (SELECT FROM {})").format(sql.Identifier(target.schema, target.table))
+    try:
+        with database.connect("tidegate check") as connection:
+            row = connection.execute(query).fetchone()
+    except load_psycopg().Error as e:
+        raise refused(database, e, "the table cannot be checked", f"table {target.name}") from None
+    return bool(row and row[0])
+
+
 def _problems(
     connection: psycopg.Connection[Any],
     target: TargetTable,
