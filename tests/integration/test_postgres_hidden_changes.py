@@ -11,7 +11,8 @@ from postgres_server import PostgresServer
 from test_postgres_changes import Reading, Table, change
 
 from tidegate.connectors.interface import Split
-from tidegate.errors import PipelineError
+from tidegate.connectors.postgres.source import change_feed
+from tidegate.errors import OutageError, PipelineError
 
 PARTITIONED = (
     "DROP TABLE $t; CREATE TABLE $t (id int PRIMARY KEY, v text) PARTITION BY RANGE (id);"
@@ -288,6 +289,27 @@ def test_tables_some_of_whose_rows_have_no_changes_are_refused(
 ) -> None:
     with pytest.raises(PipelineError, match=said):
         make(prepare).source().schema()
+
+
+@pytest.mark.parametrize("statement", ["ALTER TABLE $t ADD r float DEFAULT random()", "VACUUM FULL $t"])
+def test_a_table_that_is_rewritten_before_its_copy_is_copied_by_the_next_attempt(
+    make: Callable[..., Table], monkeypatch: pytest.MonkeyPatch, statement: str
+) -> None:
+    """S9.1: the state of the slot does not have the rows of a table that was rewritten since."""
+    table = make(PLAIN)
+    run_simple = change_feed.run_simple
+
+    def rewriting(connection: Any, text: str, closed: Any) -> Any:
+        result = run_simple(connection, text, closed)
+        if text.startswith("CREATE_REPLICATION_SLOT"):
+            table.run(statement)
+        return result
+
+    monkeypatch.setattr(change_feed, "run_simple", rewriting)
+    error = table.read().failure()
+    assert isinstance(error, OutageError) and "the table cannot be copied now" in str(error)
+    monkeypatch.undo()
+    assert len(table.read(run_id="r2").rows(2)) == 2
 
 
 def test_a_position_of_an_earlier_version_begins_to_compare_at_its_first_start(make: Callable[..., Table]) -> None:

@@ -13,7 +13,7 @@ from tidegate.errors import OptionError, PipelineError
 
 WriteMode = Literal["append", "upsert"]
 IfRows = Literal["append", "error"]
-"""What happens at a fresh start if the target has rows."""
+"""Reaction to rows of the target at a fresh start: keep them, or refuse the start."""
 
 
 def key_columns(mode: str, key: str | Sequence[str], owner: str) -> tuple[str, ...]:

@@ -30,6 +30,8 @@ from tidegate.connectors.postgres.source.change_check import (
     OnHiddenChange,
     OnTruncate,
     check_changes,
+    check_creation,
+    check_rights,
 )
 from tidegate.connectors.postgres.source.change_feed import FeedSettings
 from tidegate.connectors.postgres.source.change_reader import ChangeReader
@@ -39,7 +41,6 @@ from tidegate.connectors.postgres.source.scan_reader import Scan, ScanReader
 from tidegate.connectors.postgres.source.scan_splits import ScanEnumerator, ScanSplits
 from tidegate.connectors.postgres.source.slots import SlotOwner, default_publication, release_slot, slot_problem
 from tidegate.connectors.postgres.source.source_errors import raise_alone, source_error
-from tidegate.connectors.postgres.source.source_rights import check_creation, check_rights
 from tidegate.connectors.postgres.source.source_session import open_session
 from tidegate.connectors.postgres.source.source_table import TableName, chosen_columns, find_table
 from tidegate.connectors.postgres.source.table_copy import first_of

@@ -236,7 +236,7 @@ def publication_statement(table: SourceTable, name: str | None) -> Composed:
     """Return the statement that creates the publication. Args: name: None: the source's own."""
     from psycopg import sql
 
-    # Of a partitioned table the changes of its partitions, because a TRUNCATE of one is published only so (ADR 0049).
+    # A TRUNCATE of a partition is only published if partitions are published by themselves (ADR 0049).
     publication = sql.Identifier(name or default_publication(table.name))
     return sql.SQL("CREATE PUBLICATION {} FOR TABLE {}").format(publication, table.name.sql())
 

@@ -1,4 +1,4 @@
-"""What the catalog shows of statements that change rows of a table, but are not in the stream of its changes.
+"""Definitions of a table in the catalog, which show statements whose effect is not in the stream of its changes.
 
 Such statements attach, detach or drop a partition, replace a column by another one of the same name, compute new values
 with `ALTER TABLE ... ALTER COLUMN ... TYPE ... USING`, or rename a value of an enum. Two definitions of a table, read
