@@ -44,6 +44,7 @@ _REMEDIES = (
     (('role "', "28000"), "Correct user in the connection string"),
     (("failed to resolve host", "could not translate host name"), "Correct host in the connection string"),
 )
+_ENDED = "Find out why the server ends connections: a restart, a failover or an administrator"
 _UNREACHABLE = "Check that the server runs, and check host and port in the connection string"
 _OTHERWISE = "Find the cause in the log of the database server"
 
@@ -155,7 +156,10 @@ def remedy_of(error: Exception) -> str:
     for signs, remedy in _REMEDIES:
         if any(sign in text for sign in signs):
             return remedy
-    return _UNREACHABLE if is_unreachable(error) else _OTHERWISE
+    if is_unreachable(error):
+        return _UNREACHABLE
+    # A server that shuts down, or has just started.
+    return _ENDED if "57P0" in text or "the database system is" in text else _OTHERWISE
 
 
 class Connections:
