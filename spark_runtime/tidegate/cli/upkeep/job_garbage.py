@@ -112,9 +112,8 @@ def _of_job(
     for kept in sinks.kept:
         around.output.note(f"data of connectors that stays: {kept}")
     if sinks.abandoned:
-        around.output.note(
-            f"{'would' if args.dry_run else 'can'} not be restored any more: {', '.join(sinks.abandoned)}"
-        )
+        when = "after this" if args.dry_run else "from now on"
+        around.output.note(f"snapshots that cannot be restored {when}: {', '.join(sinks.abandoned)}")
     return {
         "job_id": client.job_id,
         "dry_run": args.dry_run,

@@ -266,7 +266,7 @@ def collect_leftovers(
 
 def _needed(uid: str, owned: Sequence[Leftover], snapshots: Sequence[str]) -> str:
     return (
-        f"{', '.join(one.path for one in owned)} of source {uid!r}: a restore needs it, of {', '.join(snapshots)}. "
+        f"{', '.join(one.path for one in owned)} of source {uid!r}, which a restore of {', '.join(snapshots)} needs. "
         "Delete snapshots that you will not restore; or run `tidegate gc JOB --sources --even-with-snapshots`, after "
         "which they cannot be restored"
     )

@@ -299,7 +299,9 @@ class PostgresTable(Source):
             return None
         publication = options.publication or default_publication(self._table)
         now = read_definition(connection, at.table_oid, list(at.definition.columns), publication)
-        return "; ".join(hidden_changes(connection, at.definition, now)) or None
+        changes = "; ".join(hidden_changes(connection, at.definition, now))
+        remedy = 'start the job afresh with an empty target, or set on_hidden_change="ignore"'
+        return f"{changes}; {remedy}" if changes else None
 
     def release(self, ctx: SourceContext, *, dry_run: bool = False) -> Sequence[Leftover]:
         """Drop the replication slot of a lineage that is over, and with the last slot in the database the publication.
