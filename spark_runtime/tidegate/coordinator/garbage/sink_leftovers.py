@@ -14,8 +14,8 @@ rewind to it would delete. These markers are packed.
 - The log is read again after the snapshots, so that a run that begins in the meantime is noticed
 (`stable_referenced_transactions`). A run that begins later finds everything that the snapshots hold.
 - Only data older than a grace period is removed. It covers what the log cannot show: zombies, and data in transit.
-- What a source owns, such as a replication slot, is released if the lineage has no run and no existing snapshot. It has
-no age: a zombie that uses it keeps it.
+- What a source owns, such as a replication slot, is released if the lineage has no run and no existing snapshot, or if
+the user gives its snapshots up. It has no age: a zombie that uses it keeps it.
 - Quarantine is not touched. Its data has left the sink's staging area. Rejected data that is still staged is held by a
 snapshot that is kept.
 """
