@@ -139,11 +139,14 @@ class ContinuousDiscovery:
             called, all splits of the searches before have been emitted; `Discovery.state` can record that, and is part
             of the next checkpoint. Readers report the end of a split with its last batch or `splits_changed`. If each
             search returns one split, the reader with the lowest index reads all of them, in their order.
+        fits_event_time: False: rows of a split that no reader has yet may be older than rows that were emitted. As such
+            a split holds no watermark back, a pipeline that uses event time of the source is refused.
     """
 
     interval: timedelta
     open_splits: int | None = None
     after_finished: bool = False
+    fits_event_time: bool = True
 
 
 class SourceReader(ABC):
