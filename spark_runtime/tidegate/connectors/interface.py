@@ -213,7 +213,11 @@ class SourceReader(ABC):
         """
 
     def progress(self) -> Mapping[str, Any]:
-        """Return small JSON-able facts for the status, such as `{"played_all": true}`."""
+        """Return small JSON-able facts for the status, such as `{"played_all": true}`.
+
+        A reader that waits for a system that does not answer adds `OUTAGE`: a mapping of `since` and `until`, the times
+        (ISO 8601) at which the wait began and at which the run fails, and `cause`, without secrets.
+        """
         return {}
 
     def counters(self) -> Mapping[str, int]:
@@ -307,6 +311,18 @@ class Source(ABC):
         """Return all splits in deterministic order. Called in the driver, once per fresh start (S4.3).
 
         Not called in a streaming job if `continuous_discovery` returns settings.
+        """
+
+    def check_fresh_start(self) -> None:
+        """Check that the input of a job that starts fresh can be read. The default accepts every input.
+
+        Changes nothing. Called before `discover` by the command line before it submits, and in the driver until the
+        submission's first run has begun. There an outage does not fail the job: it is logged, and the splits are
+        discovered again. May log a warning about input that may still appear.
+
+        Raises:
+            PipelineError: there is no such input.
+            OSError, StoreError, OutageError: the system that holds the input does not answer.
         """
 
     def continuous_discovery(self) -> ContinuousDiscovery | None:
