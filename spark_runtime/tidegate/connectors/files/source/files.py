@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +20,7 @@ from tidegate.connectors.files.source.file_listing import FoundFile
 from tidegate.connectors.files.source.file_schema import DEFAULT_NULL_VALUES, FilePolicy, OnMissingField, OnNewField
 from tidegate.connectors.files.source.file_set import FileSet, Paths
 from tidegate.connectors.files.source.text_records import Chunk
-from tidegate.connectors.files.source.watched_files import Watch, WatchedFiles
+from tidegate.connectors.files.source.watched_files import Watch, WatchedFiles, missing_paths, missing_text
 from tidegate.connectors.found_schema import FoundSchema
 from tidegate.connectors.interface import (
     Boundedness,
@@ -34,6 +35,8 @@ from tidegate.connectors.interface import (
 )
 from tidegate.errors import OptionError, PipelineError
 from tidegate.units import format_duration
+
+logger = logging.getLogger("tidegate.connectors")
 
 Assignment = Literal["at_start", "on_demand"]
 """When readers get the splits of files that exist when the job starts."""
@@ -249,6 +252,16 @@ class Files(Source):
                     Split(f"{file.given}:{name}", {**where, "groups": list(cut) if rows else None}, weight=weight)
                 )
         return splits
+
+    def check_fresh_start(self) -> None:
+        """Log a warning of each watched path that does not exist. It may appear while the job runs.
+
+        Raises:
+            OSError: a file system does not answer.
+        """
+        if self._watch is not None:
+            for url in missing_paths(self._files.urls, self._files.storage_options):
+                logger.warning(missing_text(url, self._watch.interval))
 
     def continuous_discovery(self) -> ContinuousDiscovery | None:
         """Return the interval of `watch`. A reader gets its next file while it reads one."""
