@@ -19,6 +19,7 @@ import pytest
 from builders.delta_tables import actions_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from iceberg_tables import delete_positions
 from upserted_tables import CHANGES, KINDS, ROWS, Change, Upserted, UpsertedDelta, UpsertedIceberg
 
 from tidegate.change_rows import change_kind_field
@@ -132,6 +133,38 @@ def test_a_key_of_partition_columns_alone_replaces_whole_partitions(make: Make) 
     table.commit(writer, 1, ("insert", 1, "a", "x"), ("insert", 2, "b", "x"))
     table.commit(writer, 2, ("insert", 3, "a", "y"), ("delete", 0, "b", None))
     assert table.rows() == [(3, "a", "y")]
+
+
+def stored(table: Upserted) -> list[dict[str, Any]]:
+    """The rows in the live data files, as any reader of Parquet sees them."""
+    if isinstance(table, UpsertedDelta):
+        files = table.written.file_uris()
+    else:
+        assert isinstance(table, UpsertedIceberg)
+        files = [task.file.file_path for task in table.catalog.load_table(table.name).scan().plan_files()]
+    found = [row for file in files for row in pq.read_table(file.removeprefix("file://")).to_pylist()]
+    return sorted(found, key=lambda row: int(row["k"]))
+
+
+def test_the_other_rows_of_a_rewritten_file_keep_their_values(make: Make) -> None:
+    """Null and empty differ, at any depth."""
+    item = pa.struct([("x", pa.int32())])
+    kinds = [pa.list_(item), pa.map_(pa.string(), item), pa.list_(pa.list_(item)), pa.struct([("l", pa.list_(item))])]
+    schema = pa.schema([change_kind_field(), ("k", pa.int64()), *((f"c{n}", kind) for n, kind in enumerate(kinds))])
+    table = make(schema)
+    writer = table.writer()
+    table.commit(
+        writer,
+        1,
+        ("insert", 1, None, None, None, None),
+        ("insert", 2, [], [], [], {"l": None}),
+        ("insert", 3, [{"x": 1}, None], [("a", None), ("b", {"x": None})], [None, [], [{"x": 2}]], {"l": []}),
+        ("insert", 4, None, None, None, None),
+    )
+    before = stored(table)
+    assert before[0] == {"k": 1, "c0": None, "c1": None, "c2": None, "c3": None}
+    table.commit(writer, 2, ("delete", 4, None, None, None, None))
+    assert len(table.rest_files()) == 1 and stored(table) == before[:3]
 
 
 def test_rows_of_another_program_with_the_same_key_are_replaced_all(make: Make) -> None:
@@ -391,6 +424,28 @@ def test_rows_that_appear_after_the_search_are_found_by_the_next_attempt(
     monkeypatch.setattr(module.KeyedFiles, "affected", overtaken)  # type: ignore[attr-defined]
     table.commit(writer, 2, ("delete", 1, None, None))
     assert len(searches) == 2 and [row[0] for row in table.rows()] == [2]
+
+
+def test_rows_that_another_program_deletes_by_position_during_a_commit_stay_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same data file is affected in both attempts, but fewer of its rows stay in the second."""
+    table = UpsertedIceberg(tmp_path)
+    writer = table.writer()
+    table.commit(writer, 1, *rows(0, 1, 2, 3, 4))
+    interruption = Interruption(table, monkeypatch)
+
+    def delete(attempt: int) -> None:
+        if attempt <= 2:
+            written = table.catalog.load_table(table.name)
+            (task,) = written.scan().plan_files()
+            delete_positions(written, f"deletes-{attempt}", task.file.file_path, [attempt])
+
+    interruption.before = delete
+    table.commit(writer, 2, ("update_after", 3, "a", "ours"))
+    assert interruption.attempts == 3
+    assert [(row[0], row[2]) for row in table.rows()] == [(0, "new"), (3, "ours"), (4, "new")]
+    assert len(table.rest_files()) == 1, "files of failed attempts are deleted"
 
 
 def test_a_compaction_during_a_commit_loses_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

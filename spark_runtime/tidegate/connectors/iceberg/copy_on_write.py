@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from tidegate.connectors.iceberg.catalog import IcebergCatalog
+from tidegate.connectors.iceberg.data_file_rows import file_batches
 from tidegate.connectors.iceberg.table_columns import plain_schema
-from tidegate.connectors.iceberg.table_reading import file_batches
 from tidegate.connectors.upserts.key_set import Bounds, KeySet, has_plain_order
 from tidegate.errors import SinkConflictError
 
@@ -29,6 +29,14 @@ if TYPE_CHECKING:
     from pyiceberg.types import NestedField
 
 EPOCH = date(1970, 1, 1)
+
+Source = tuple[str, frozenset[str]]
+"""Content of a data file: its path, and the paths of its delete files."""
+
+
+def source_of(task: FileScanTask) -> Source:
+    """Return the content that a scan reads. It changes if another program deletes rows of the file."""
+    return task.file.file_path, frozenset(file.file_path for file in task.delete_files)
 
 
 def key_schema(table: Schema, key: Sequence[str]) -> pa.Schema:
@@ -55,7 +63,7 @@ class KeyedFiles:
         self._name = name
         self._keys = keys
         self._where = where
-        self._known: dict[tuple[str, frozenset[str]], bool] = {}
+        self._known: dict[Source, bool] = {}
 
     def affected(self, table: Table, snapshot_id: int | None) -> list[FileScanTask]:
         """Return the files of a snapshot that hold one of the keys, in order of their paths.
@@ -108,7 +116,7 @@ class KeyedFiles:
         return found
 
     def _has_key(self, table: Table, task: FileScanTask) -> bool:
-        of = (task.file.file_path, frozenset(file.file_path for file in task.delete_files))
+        of = source_of(task)
         if of not in self._known:
             projected = table.schema().select(*self._keys.names)
             self._known[of] = any(self._holds(rows).any() for rows in self._read(table, task, projected))
