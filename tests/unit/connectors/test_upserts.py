@@ -127,6 +127,35 @@ def test_keys_of_several_columns_and_a_partition_column_in_the_key(make: Make) -
     assert table.rows() == sorted(((*key, v) for key, v in wanted.items()), key=repr)
 
 
+def test_delta_refuses_an_empty_text_in_a_partition_column(tmp_path: Path) -> None:
+    """The log has the same text for it as for null, so that a key would never be found again."""
+    for kind in (pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())):
+        schema = pa.schema([change_kind_field(), ("k", kind), ("v", pa.int64())])
+        writer = UpsertedDelta(tmp_path, schema, partition_by="k").writer()
+        batch = pa.RecordBatch.from_arrays([["insert"] * 2, pa.array(["a", ""], kind), [1, 2]], schema=schema)
+        with pytest.raises(DataError, match="1 rows have an empty text in partition column 'k'"):
+            writer.write(batch)
+    table = UpsertedDelta(tmp_path, partition_by="shop")
+    writer = table.writer()
+    with pytest.raises(DataError, match="partition column 'shop'"):
+        writer.write(table.batch([("insert", 1, "", "x")]))
+    table.commit(writer, 1, ("insert", 1, None, "x"), ("insert", 2, "a", ""), ("delete", 1, "", None))
+    assert table.rows() == [(2, "a", "")], "the row of a deletion is not stored"
+    appender = UpsertedDelta(tmp_path / "appended", ROWS, partition_by="shop", mode="append", key=()).writer()
+    with pytest.raises(DataError, match="partition column 'shop'"):
+        appender.write(pa.RecordBatch.from_arrays([[1], [""], ["x"]], schema=ROWS))
+
+
+def test_iceberg_stores_an_empty_text_in_a_partition_column(tmp_path: Path) -> None:
+    table = UpsertedIceberg(tmp_path, key=("shop", "k"), partition_by="shop")
+    writer = table.writer()
+    for checkpoint_id in (1, 2):
+        table.commit(writer, checkpoint_id, ("insert", 1, "", f"{checkpoint_id}"))
+    assert table.rows() == [(1, "", "2")]
+    table.commit(writer, 3, ("delete", 1, "", None))
+    assert table.rows() == []
+
+
 def test_a_key_of_partition_columns_alone_replaces_whole_partitions(make: Make) -> None:
     table = make(key="shop", partition_by="shop")
     writer = table.writer()
