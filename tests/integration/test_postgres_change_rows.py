@@ -15,7 +15,7 @@ from tidegate import Postgres
 from tidegate.change_rows import change_kind_field
 from tidegate.connectors.interface import SinkWriter
 from tidegate.connectors.transactions import Committable, SinkContext
-from tidegate.errors import DataError, PipelineError, TidegateError
+from tidegate.errors import DataError, OptionError, PipelineError, TidegateError
 
 _numbers = count()
 SCHEMA = pa.schema([change_kind_field("op"), ("id", pa.int32()), ("v", pa.string())])
@@ -213,3 +213,25 @@ def test_a_zombie_publishes_nothing_for_a_subtask_that_a_newer_generation_has_ta
     assert target.rows() == {1: "b", 2: "a"}
     for writer in (*older, newer):
         writer.close()
+
+
+def test_a_fresh_start_of_a_mirror_needs_an_empty_table_unless_rows_are_to_stay(target: Target) -> None:
+    ctx, plain = (SinkContext("j", "", "out", 0, 1, 0, "", schema) for schema in (SCHEMA, SCHEMA.remove(0)))
+    target.sink().check_fresh_start(ctx)
+    target.sql.execute(f"INSERT INTO {target.table} VALUES (1, 'a')")
+    with pytest.raises(
+        PipelineError, match=f"already holds rows .*{target.table}.* Empty the target; or set if_exists="
+    ):
+        target.sink().check_fresh_start(ctx)
+    target.sink(if_exists="append").check_fresh_start(ctx)
+    target.sink().check_fresh_start(plain)
+    with pytest.raises(PipelineError, match="already holds rows"):
+        target.sink(if_exists="error").check_fresh_start(plain)
+    with pytest.raises(OptionError, match="if_exists='replace' is unknown"):
+        target.sink(if_exists="replace")
+
+
+def test_a_missing_table_has_one_remedy(target: Target) -> None:
+    target.sql.execute(f"DROP TABLE {target.table}")
+    with pytest.raises(PipelineError, match=r"the table does not exist .* Create the table, or correct table=$"):
+        target.sink().check(SCHEMA)

@@ -14,7 +14,7 @@ from postgres_server import PostgresServer, drop_slot
 
 from tidegate import PostgresTable
 from tidegate.connectors.interface import SourceContext, SourceReader, Split
-from tidegate.connectors.postgres.source import change_feed
+from tidegate.connectors.postgres.source import change_feed, table_watch
 from tidegate.errors import FencedError, OutageError, PipelineError, SnapshotError
 from tidegate.testing.source_conformance import through_json
 
@@ -415,7 +415,7 @@ def test_a_table_whose_changes_cannot_be_read_is_refused_when_the_pipeline_is_bu
 def test_a_stream_that_would_only_be_silent_fails(
     make: Any, monkeypatch: pytest.MonkeyPatch, statement: str, said: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(change_feed, "CHECK_S", 0.2)
+    monkeypatch.setattr(table_watch, "CHECK_S", 0.2)
     table = make()
     reading = table.read()
     reading.until(lambda: reading.position is not None and not reading.position["copying"])

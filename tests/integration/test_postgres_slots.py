@@ -14,9 +14,10 @@ import pytest
 from postgres_server import PostgresServer, drop_slot
 from test_postgres_changes import Table, change
 
+from tidegate import PostgresTable
 from tidegate.api.loader.pipeline_loader import load_pipeline
 from tidegate.cli.main import main
-from tidegate.connectors.interface import ReleasesInput, SourceContext
+from tidegate.connectors.interface import ReleasesInput, SourceContext, Split
 from tidegate.coordinator import events as ev
 from tidegate.errors import SnapshotError
 from tidegate.jobs.client.job_client import JobClient
@@ -72,11 +73,19 @@ class Job:
         (subtask,) = [subtask for subtask in self.run._subtasks if subtask.source_input is not None]
         assert subtask.source_input is not None
         reader = subtask.source_input._reader
+        self._reader = reader
         deadline = time.monotonic() + PATIENCE_S
         while (position := reader.snapshot()[0].position) is None or position["copying"]:
             if not self.run.pump():
                 self.run.tick(1)
             assert self.run.outcome is None and time.monotonic() < deadline, self.run.outcome
+
+    def position(self) -> Any:
+        return self._reader.snapshot()[0].position
+
+    def source(self) -> PostgresTable:
+        given = self._arguments
+        return PostgresTable(given["dsn"], given["table"], password=given["password"], changes=True)
 
     def status(self, name: str) -> None:
         self.job.generation_log.append("status", {"status": name})
@@ -110,7 +119,8 @@ class Job:
         self._capsys.readouterr()
         words = ["gc", self.job_id, "--root", str(self._folder / "root"), "--json", "--older-than", "0 s", *flags]
         assert main(words) == 0, self._capsys.readouterr().err
-        found = json.loads(self._capsys.readouterr().out)["in_sources"]
+        self.report = json.loads(self._capsys.readouterr().out)
+        found = self.report["in_sources"]
         assert all(one["why"] == "ended" and one["source"].startswith("PostgresTable(") for one in found)
         return [one["path"] for one in found]
 
@@ -172,6 +182,36 @@ def test_a_fresh_start_leaves_a_slot_that_is_dropped_unless_a_savepoint_needs_it
     (third,) = set(job.slots()) - {first, second}
     assert job.gc("--sources") == [f"replication slot {second}"]
     assert set(job.slots()) == {first, third} and job.publications() == 1
+
+
+def test_a_slot_that_a_savepoint_needs_is_reported_and_dropped_on_request(
+    started: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """S2.3, S9.3: whether the savepoint is in its place, or was moved or deleted; never while a run is active."""
+    job = started
+    (slot,) = job.slots()
+    assert job.gc("--sources", "--even-with-snapshots") == [], "the job runs"
+    savepoint = job.snapshot("savepoint")
+    position = job.position()
+    job.crash()
+    assert job.gc("--sources", "--even-with-snapshots") == [], "a dead driver may be replaced"
+    job.status("CANCELED")
+    for text in ("savepoint 1 (", ", moved or deleted)"):
+        assert job.gc("--sources") == []
+        (kept,) = job.report["sinks_kept"]
+        assert f"replication slot {slot}" in kept and text in kept and "--even-with-snapshots" in kept
+        savepoint = savepoint.rename(savepoint.parent / "moved")
+    assert job.gc("--sources", "--even-with-snapshots", "--dry-run")[0] == f"replication slot {slot}"
+    assert job.slots() == [slot]
+    assert job.gc("--sources", "--even-with-snapshots")[0] == f"replication slot {slot}"
+    (lost,) = job.report["abandoned"]
+    assert lost.startswith("savepoint 1 (") and job.slots() == []
+    assert job.gc("--sources") == [] and job.report["sinks_kept"] == []
+    arguments = ["gc", job.job_id, "--root", "r", "--even-with-snapshots"]
+    assert main(arguments) == 2 and "needs --sources and the name of one job" in capsys.readouterr().err
+    split = Split("changes", {"table": job.table}, position)
+    ((_, problem),) = job.source().unavailable_splits([split])
+    assert "does not exist any more" in problem
 
 
 def test_a_slot_that_a_zombie_reads_stays(started: Job) -> None:

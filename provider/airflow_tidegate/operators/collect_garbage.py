@@ -100,6 +100,6 @@ class TidegateCollectGarbageOperator(SecretsOperator):
             if found.get(name):
                 self.log.info("job %s: %s: %s", self.job_id, name, found[name])
         for kept in found.get("sinks_kept", []):
-            self.log.info("job %s: staged data of sinks is not deleted: %s", self.job_id, kept)
+            self.log.info("job %s: data of connectors that stays: %s", self.job_id, kept)
         counts = {"collected": len(found["collected"]), "in_sinks": len(in_sinks), "in_sources": len(in_sources)}
         return {**found, **counts}

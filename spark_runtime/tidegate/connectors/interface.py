@@ -583,13 +583,13 @@ class ReleasesInput(Protocol):
     def release(self, ctx: SourceContext, *, dry_run: bool = False) -> Sequence[Leftover]:
         """Delete what one lineage of a job owns.
 
-        Called when no run is active in the lineage, none can begin, and none of its snapshots exists. So nothing can
-        be restored that needs it. A zombie may still use it: then leave it. Blocks; idempotent. It may be interrupted
-        anywhere, and run twice at once.
+        Called when no run is active in the lineage, and none of its snapshots exists, or the user gives them up. So
+        nothing needs it; `unavailable_splits` must refuse a restore afterwards. A zombie may still use it: then leave
+        it. Blocks; idempotent. It may be interrupted anywhere, and run twice at once.
 
         Args:
             ctx: context of the lineage, with `subtask` 0 and `parallelism` 1.
-            dry_run: change nothing, only report.
+            dry_run: change nothing, only report. Also called for lineages with snapshots, to report what they keep.
         """
 
 

@@ -42,6 +42,7 @@ def test_gc_lists_what_goes_and_deletes_it(tidegate: Caller, orphan: str) -> Non
         "savepoints_kept": None,
         "rows_kept": None,
         "sinks_kept": [],
+        "abandoned": None,
     }
     assert not Path(orphan).exists()
     assert "0 B freed" in tidegate("gc", "flights").out

@@ -293,7 +293,7 @@ def test_existing_rows_are_refused_or_kept(warehouse: Warehouse) -> None:
     warehouse.table.delete("n = 1")
     strict.check_fresh_start(own)
     assert strict.existing_output() == "refuses the start if there are rows (if_exists=error)"
-    assert warehouse.sink().existing_output() == "keeps the rows that are there (if_exists=append)"
+    assert warehouse.sink().existing_output() == "keeps the rows that are there (if_exists=default)"
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from tidegate.errors import DataError, PipelineError, SnapshotError
 COLUMNS = 2
 SCHEMA = pa.schema([change_kind_field(), pa.field("k", pa.string(), nullable=False), pa.field("v", pa.string())])
 UNCHANGED = "\x00unchanged"
-RELATION = 7
+RELATION, PARTITION = 7, 8
 texts = st.text(max_size=6)
 rows = st.tuples(texts, st.none() | texts)
 
@@ -137,6 +137,9 @@ def test_messages_with_another_number_of_columns_are_refused() -> None:
 class Access:
     """Without a server: two pieces, keys up to "m" and the others."""
 
+    def is_part(self, found: Relation) -> bool:
+        return found.oid in (RELATION, PARTITION)
+
     def places(self, found: Relation) -> dict[str, int]:
         return {column.name: place for place, column in enumerate(found.columns)}
 
@@ -167,11 +170,23 @@ def played(position: ChangePosition, messages: list[bytes], **options: Any) -> t
     return found + (listed(arrived.batch) if arrived else []), made.position
 
 
-@given(st.lists(st.lists(changes, max_size=4), max_size=5), st.data())
+def of_partition(message: bytes) -> bytes:
+    """The same message, of a partition with another layout: it has the full replica identity."""
+    head = message[:1] + struct.pack("!I", PARTITION)
+    return head + (message[5:].replace(b"\0d", b"\0f", 1) if message[:1] == b"R" else message[5:])
+
+
+@given(st.lists(st.lists(st.tuples(changes, st.booleans()), max_size=4), max_size=5), st.data())
 def test_a_restore_after_any_message_gives_the_rest(transactions: list[list[Any]], data: st.DataObject) -> None:
-    """S4.2: the server sends the transaction of the position again, from its begin."""
+    """S4.2: the server sends the transaction of the position again, from its begin. Also with changes of partitions."""
+    described = [relation(), of_partition(relation())]
     stream: list[list[bytes]] = [
-        [begin(100 * n), relation(), *map(message_of, found), commit(100 * n)]
+        [
+            begin(100 * n),
+            *described,
+            *(of_partition(message_of(one)) if is_other else message_of(one) for one, is_other in found),
+            commit(100 * n),
+        ]
         for n, found in enumerate(transactions, 1)
     ]
     flat = [message for messages in stream for message in messages]
@@ -183,6 +198,18 @@ def test_a_restore_after_any_message_gives_the_rest(transactions: list[list[Any]
     after, reached = played(position, again)
     assert before + after == whole
     assert (reached.lsn, reached.rows) == (end.lsn, end.rows)
+
+
+def test_changes_of_partitions_make_one_batch_if_their_columns_are_equal() -> None:
+    same = relation()[:1] + struct.pack("!I", PARTITION) + relation()[5:]
+    other = insert(("b", "2"))[:1] + struct.pack("!I", PARTITION) + insert(("b", "2"))[5:]
+    for described, batches in ((same, 1), (of_partition(relation()), 3)):
+        made = assembler(at())
+        found = [made.add(one) for one in (begin(9), relation(), described)]
+        found += [made.add(one) for one in (insert(("a", "1")), other, insert(("c", "3")))] + [made.flush()]
+        arrived = [one.batch for one in found if one is not None]
+        assert len(arrived) == batches
+        assert [row[1] for batch in arrived for row in listed(batch)] == ["a", "b", "c"]
 
 
 def test_a_stream_that_lacks_the_transaction_of_the_position_fails() -> None:

@@ -91,6 +91,21 @@ def test_a_checkpoint_that_only_deletes_unknown_keys_is_recorded_and_changes_no_
     assert table.rows() == [(1, "shop 1", "new")], "the deletion is committed, and is not repeated"
 
 
+def test_a_fresh_start_with_change_rows_needs_an_empty_table_unless_rows_are_to_stay(make: Make) -> None:
+    table = make()
+    ctx = replace(table.context(), lineage="other")
+    table.sink().check_fresh_start(ctx)
+    table.commit(table.writer(), 1, *rows(1))
+    with pytest.raises(PipelineError, match="already holds rows.*Empty the target; or set if_exists="):
+        table.sink().check_fresh_start(ctx)
+    table.sink(if_exists="append").check_fresh_start(ctx)
+    table.sink().check_fresh_start(replace(ctx, schema=ROWS))
+    with pytest.raises(PipelineError, match="already holds rows"):
+        table.sink(if_exists="error").check_fresh_start(replace(ctx, schema=ROWS))
+    with pytest.raises(OptionError, match="if_exists='replace' is unknown"):
+        table.sink(if_exists="replace")
+
+
 def test_one_version_has_all_changes_of_a_checkpoint(make: Make) -> None:
     """Also when several files of the table, and several new ones, are affected."""
     table = make(target_file_size="1 KiB")

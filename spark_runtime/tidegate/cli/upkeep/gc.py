@@ -42,5 +42,11 @@ def add_gc(parser: Parser) -> None:
         help="also delete what the sources of ended jobs own in the systems that they read, such as replication slots, "
         "if no snapshot needs it. Runs the pinned pipelines' code here, like --sinks",
     )
+    parser.add_argument(
+        "--even-with-snapshots",
+        action="store_true",
+        help="with --sources and JOB: also delete what snapshots of the ended job need. The output names these "
+        "snapshots, which cannot be restored afterwards; call it with --dry-run first",
+    )
     parser.add_argument("--dry-run", action="store_true", help="list what would be deleted, and delete nothing")
     parser.set_defaults(run=with_runtime("gc"))

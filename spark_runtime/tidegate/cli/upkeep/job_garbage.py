@@ -31,6 +31,12 @@ def run(args: argparse.Namespace, around: CliEnvironment) -> int:
     A job that cannot be read is reported, and the others are still processed. The exit code is then the exit code of
     the first error.
     """
+    if args.even_with_snapshots and not (args.sources and (args.job or args.job_id)):
+        raise OptionError(
+            "--even-with-snapshots makes snapshots useless, so it needs --sources and the name of one job",
+            where="--even-with-snapshots",
+            remedy="Run `tidegate gc JOB --sources --even-with-snapshots --dry-run` first, which names the snapshots",
+        )
     if args.keep is not None and args.keep < 1:
         raise OptionError(
             f"--keep={args.keep} would delete all recovery points", where="--keep", remedy="Pass 1 or more"
@@ -105,6 +111,9 @@ def _of_job(
         around.output.note(problem)
     for kept in sinks.kept:
         around.output.note(f"data of connectors that stays: {kept}")
+    if sinks.abandoned:
+        when = "after this" if args.dry_run else "from now on"
+        around.output.note(f"snapshots that cannot be restored {when}: {', '.join(sinks.abandoned)}")
     return {
         "job_id": client.job_id,
         "dry_run": args.dry_run,
@@ -119,6 +128,7 @@ def _of_job(
         "rows_kept": found.rows_kept or None,
         "savepoints_kept": list(found.savepoints_kept) or None,
         "sinks_kept": list(sinks.kept),
+        "abandoned": list(sinks.abandoned) or None,
     }
 
 
@@ -132,6 +142,7 @@ def _of_connectors(
         older_than=older_than,
         sinks=args.sinks,
         sources=args.sources,
+        even_with_snapshots=args.even_with_snapshots,
         dry_run=args.dry_run,
         deleted=deleted,
     )

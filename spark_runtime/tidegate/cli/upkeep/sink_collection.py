@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tidegate.api.loader.pipeline_loader import load_pipeline
@@ -38,6 +39,7 @@ def collect_connectors(
     older_than: timedelta,
     sinks: bool = True,
     sources: bool = False,
+    even_with_snapshots: bool = False,
     dry_run: bool = False,
     deleted: Collection[str] = (),
 ) -> SinkLeftovers:
@@ -50,6 +52,7 @@ def collect_connectors(
         now: a time before anything was read.
         older_than: only older leftovers are deleted.
         sinks, sources: the connectors to collect from.
+        even_with_snapshots: also release what sources need to restore existing snapshots.
         dry_run: list leftovers, and delete nothing.
         deleted: folders of checkpoints that this collection has deleted, or would delete in a dry run.
 
@@ -84,6 +87,7 @@ def collect_connectors(
                 now - older_than,
                 sources=built.sources,
                 dry_run=dry_run,
+                even_with_snapshots=even_with_snapshots,
             )
         except TidegateError:
             raise
@@ -94,7 +98,7 @@ def collect_connectors(
                 cause=f"{type(error).__name__}: {error}",
                 remedy="Fix the cause, and run the same `tidegate gc` again, which continues",
             ) from error
-    return SinkLeftovers(found.found, found.too_young, (*found.kept, *unsupported, *built.kept))
+    return replace(found, kept=(*found.kept, *unsupported, *built.kept))
 
 
 class _Built:

@@ -28,7 +28,16 @@ from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.storage import absolute_url, check_target_folder, is_local, list_folder, open_filesystem
 from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.connectors.upserts.upsert_staging import quarantine_keys
-from tidegate.connectors.upserts.write_mode import WriteMode, check_key, key_columns, rows_schema
+from tidegate.connectors.upserts.write_mode import (
+    IfRows,
+    WriteMode,
+    check_if_rows,
+    check_key,
+    existing_rows_error,
+    key_columns,
+    refuses_rows,
+    rows_schema,
+)
 from tidegate.errors import PipelineError
 from tidegate.jobs.client.staged_data import StagedData
 from tidegate.jobs.history.sink_identity import SinkIdentity
@@ -61,6 +70,8 @@ class Delta(Sink):
         target_file_rows: approximate number of rows at which a file is closed and the next begun.
         target_file_size: approximate size on disk at which a file is closed and the next begun, as text: "256 MiB". A
             subtask writes at least one file per checkpoint and partition that had records.
+        if_exists: what happens at a fresh start if the table has rows: "append" keeps them, "error" refuses the start.
+            None: "error" for change rows, because rows that were deleted at their source would stay; else "append".
 
     Raises:
         OptionError: mode and key do not fit, `target_file_rows` or `target_file_size` < 1, or a repeated column.
@@ -76,7 +87,10 @@ class Delta(Sink):
         storage_options: Mapping[str, Any] | None = None,
         target_file_rows: int = DEFAULT_TARGET_FILE_ROWS,
         target_file_size: str | ByteSize = DEFAULT_TARGET_FILE_SIZE,
+        if_exists: IfRows | None = None,
     ) -> None:
+        check_if_rows(if_exists, "Delta")
+        self._if_exists = if_exists
         self._url = absolute_url(path)
         self._key = key_columns(mode, key, "Delta")
         self._partition_by = partition_columns(partition_by, "Delta(partition_by=...)")
@@ -113,6 +127,15 @@ class Delta(Sink):
                 remedy="Write to another folder, or convert the folder to a Delta table with "
                 "deltalake.convert_to_deltalake",
             )
+
+    def check_fresh_start(self, ctx: SinkContext) -> None:
+        """Check that the table has no rows, if `if_exists` demands it. Raises PipelineError if it has."""
+        if not refuses_rows(self._if_exists, ctx.schema):
+            return
+        filesystem, root = open_filesystem(self._url, self._storage_options)
+        table = self._log(filesystem, root, ctx.schema)[0].find()
+        if table is not None and table.file_uris():
+            raise existing_rows_error(f"sink {ctx.uid!r}, {self._url}")
 
     def create_writer(self, ctx: SinkContext) -> SinkWriter:
         """Return a writer into this subtask's staging folder. The table is not changed before the first commit."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import pyarrow as pa
 
@@ -28,8 +28,15 @@ from tidegate.connectors.leftovers import LeftoverReport, NeededTransactions
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.connectors.upserts.upsert_staging import quarantine_keys
-from tidegate.connectors.upserts.write_mode import WriteMode, key_columns
-from tidegate.errors import OptionError, PipelineError
+from tidegate.connectors.upserts.write_mode import (
+    IfRows,
+    WriteMode,
+    check_if_rows,
+    existing_rows_error,
+    key_columns,
+    refuses_rows,
+)
+from tidegate.errors import OptionError
 from tidegate.jobs.client.staged_data import StagedData
 from tidegate.jobs.history.sink_identity import SinkIdentity
 from tidegate.units import ByteSize, parse_size
@@ -37,11 +44,10 @@ from tidegate.units import ByteSize, parse_size
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-IfExists = Literal["append", "error"]
 
 DEFAULT_FILE_SIZE_BYTES = 512 * 2**20
 """pyiceberg's default of the table's property `write.target-file-size-bytes`."""
-_EFFECTS: Mapping[IfExists, str] = {
+_EFFECTS: Mapping[IfRows, str] = {
     "append": "keeps the rows that are there",
     "error": "refuses the start if there are rows",
 }
@@ -78,6 +84,7 @@ class Iceberg(Sink):
         evolve: what happens to columns of the records that the table does not have: "refuse" them when the pipeline is
             built, or "add_columns" to the table, as optional ones, when the job starts.
         if_exists: what happens at a fresh start if the branch has rows of other jobs: "append" to them, or "error".
+            None: "error" for change rows, because rows that were deleted at their source would stay; else "append".
         target_file_size: approximate size on disk at which a file is closed and the next begun, as text: "256 MiB".
             Default: the table's property `write.target-file-size-bytes`, or else 512 MiB. A subtask writes at least one
             file per checkpoint and partition that had records.
@@ -99,14 +106,14 @@ class Iceberg(Sink):
         partition_by: str | Sequence[str] = (),
         properties: Mapping[str, str] | None = None,
         evolve: Evolve = "refuse",
-        if_exists: IfExists = "append",
+        if_exists: IfRows | None = None,
         target_file_size: str | ByteSize | None = None,
     ) -> None:
         check_table_name(table, "Iceberg")
-        for option, value, known in (("evolve", evolve, Evolve), ("if_exists", if_exists, IfExists)):
-            if value not in get_args(known):
-                remedy = f"Use {' or '.join(repr(one) for one in get_args(known))}"
-                raise OptionError(f"{option}={value!r} is unknown", where=f"Iceberg({option}=)", remedy=remedy)
+        check_if_rows(if_exists, "Iceberg")
+        if evolve not in get_args(Evolve):
+            remedy = f"Use {' or '.join(repr(one) for one in get_args(Evolve))}"
+            raise OptionError(f"evolve={evolve!r} is unknown", where="Iceberg(evolve=)", remedy=remedy)
         terms = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
         parsed = tuple(map(PartitionTerm.parse, terms))
         if len(set(parsed)) < len(parsed):
@@ -140,8 +147,8 @@ class Iceberg(Sink):
             self._setup.check(catalog, schema)
 
     def check_fresh_start(self, ctx: SinkContext) -> None:
-        """With `if_exists="error"`, check that the branch has no rows of another job or lineage."""
-        if self.if_exists != "error":
+        """Check that the branch has no rows of another job or lineage, if `if_exists` demands it."""
+        if not refuses_rows(self.if_exists, ctx.schema):
             return
         with self._setup.catalog.opened() as catalog:
             table = self._setup.catalog.find(catalog, self._setup.table)
@@ -152,16 +159,13 @@ class Iceberg(Sink):
         summary = log.head.summary if log.head is not None else None
         is_empty = log.head is None or (summary is not None and summary["total-records"] == "0")
         if not is_empty and not all(log.is_own(snapshot) for snapshot in log.history()):
-            raise PipelineError(
-                "the Iceberg table already holds rows",
-                where=f"sink {ctx.uid!r}, {self._setup.where}, branch {branch}",
-                cause="the job starts fresh, so its rows would be added to the rows of an earlier job",
-                remedy='Write to another table; or set if_exists="append", which keeps the rows',
-            )
+            raise existing_rows_error(f"sink {ctx.uid!r}, {self._setup.where}, branch {branch}")
 
     def existing_output(self) -> str:
         """Describe what `if_exists` does with existing rows."""
-        return f"{_EFFECTS[self.if_exists]} (if_exists={self.if_exists})"
+        chosen = self.if_exists or "append"
+        unless = ", but refuses the start for change rows" if self.if_exists is None and self._setup.key else ""
+        return f"{_EFFECTS[chosen]}{unless} (if_exists={self.if_exists or 'default'})"
 
     def create_writer(self, ctx: SinkContext) -> SinkWriter:
         """Return a writer into this subtask's staging folder. Creates or evolves the table first, as the options say.

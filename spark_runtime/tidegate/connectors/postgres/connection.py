@@ -27,6 +27,27 @@ IDLE_CONNECTIONS = 2
 
 _SECRET_PARAMETERS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 
+_NO_PASSWORD = "no password supplied"
+"""Message of libpq, without a severity or an error code, for a server that was reached."""
+# Errors of a connection that cannot be made have no SQLSTATE, so their messages decide. A server in another language
+# gets the last remedy.
+_REMEDIES = (
+    (
+        ("password authentication failed", "28P01", _NO_PASSWORD),
+        "Check the user, and the password that password= names",
+    ),
+    (("no pg_hba.conf entry",), "Allow the connection in the server's pg_hba.conf"),
+    (("walsender",), "Let an administrator run: ALTER ROLE ... REPLICATION"),
+    (("all replication slots are in use",), "Drop unused replication slots, or raise max_replication_slots"),
+    (("permission denied", "must be owner", "42501"), "Let an administrator grant the right to the database user"),
+    (('database "', "3D000"), "Correct dbname in the connection string"),
+    (('role "', "28000"), "Correct user in the connection string"),
+    (("failed to resolve host", "could not translate host name"), "Correct host in the connection string"),
+)
+_ENDED = "Find out why the server ends connections: a restart, a failover or an administrator"
+_UNREACHABLE = "Check that the server runs, and check host and port in the connection string"
+_OTHERWISE = "Find the cause in the log of the database server"
+
 logger = logging.getLogger("tidegate.connectors")
 T = TypeVar("T")
 
@@ -124,7 +145,21 @@ def is_unreachable(error: Exception) -> bool:
     """
     if not isinstance(error, load_psycopg().OperationalError):
         return False
-    return error.sqlstate.startswith("08") if error.sqlstate else "FATAL" not in str(error)
+    if error.sqlstate:
+        return error.sqlstate.startswith("08")
+    return "FATAL" not in str(error) and _NO_PASSWORD not in str(error)
+
+
+def remedy_of(error: Exception) -> str:
+    """Return the one next action that fits an error of psycopg."""
+    text = f"{error} {getattr(error, 'sqlstate', None) or ''}"
+    for signs, remedy in _REMEDIES:
+        if any(sign in text for sign in signs):
+            return remedy
+    if is_unreachable(error):
+        return _UNREACHABLE
+    # A server that shuts down, or has just started.
+    return _ENDED if "57P0" in text or "the database system is" in text else _OTHERWISE
 
 
 class Connections:
@@ -228,6 +263,7 @@ def _place(parameters: Mapping[str, Any]) -> str:
     return f"{user}{host}{port}/{parameters.get('dbname', '')}"
 
 
-def refused(database: Database, error: Exception, what: str, where: str, remedy: str) -> PipelineError:
+def refused(database: Database, error: Exception, what: str, where: str) -> PipelineError:
     """Return the error of a check for an error of psycopg."""
-    return PipelineError(what, where=f"{database.place}, {where}", cause=database.error_text(error), remedy=remedy)
+    cause = database.error_text(error)
+    return PipelineError(what, where=f"{database.place}, {where}", cause=cause, remedy=remedy_of(error))

@@ -14,11 +14,18 @@ from tidegate.connectors.postgres.postgres_leftovers import PostgresLeftovers
 from tidegate.connectors.postgres.postgres_rewind import PostgresRewind
 from tidegate.connectors.postgres.postgres_writer import PostgresWriter
 from tidegate.connectors.postgres.staging_tables import Staging
-from tidegate.connectors.postgres.target_check import check_target
+from tidegate.connectors.postgres.target_check import check_target, has_rows
 from tidegate.connectors.postgres.target_table import TargetTable
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.transactions import Committable, SinkContext
-from tidegate.connectors.upserts.write_mode import WriteMode, key_columns
+from tidegate.connectors.upserts.write_mode import (
+    IfRows,
+    WriteMode,
+    check_if_rows,
+    existing_rows_error,
+    key_columns,
+    refuses_rows,
+)
 from tidegate.errors import OptionError
 from tidegate.jobs.client.staged_data import StagedData
 from tidegate.jobs.history.sink_identity import SinkIdentity
@@ -55,6 +62,8 @@ class Postgres(Sink):
         rewind: commits also store what `on_committed_after="rewind"` needs (S9.3). None: with `append`, where it costs
             one row for each commit. With `upsert` it costs a copy of each row that is replaced or deleted. It is kept
             until `tidegate gc --sinks` finds that no snapshot needs it. The rewind itself needs SELECT and DELETE.
+        if_exists: what happens at a fresh start if the table has rows: "append" keeps them, "error" refuses the start.
+            None: "error" for change rows, because rows that were deleted at their source would stay; else "append".
 
     Raises:
         OptionError: an option is wrong, or a password is in plain text.
@@ -71,7 +80,9 @@ class Postgres(Sink):
         password: str | None = None,
         staging_schema: str = DEFAULT_STAGING_SCHEMA,
         rewind: bool | None = None,
+        if_exists: IfRows | None = None,
     ) -> None:
+        check_if_rows(if_exists, "Postgres")
         keys = key_columns(mode, key, "Postgres")
         schema, _, name = table.rpartition(".")
         if not name or "." in schema or table.startswith("."):
@@ -90,6 +101,7 @@ class Postgres(Sink):
         self._target = TargetTable(schema or "public", name, keys)
         self._staging = Staging(staging_schema)
         self._rewind = rewind
+        self._if_exists = if_exists
 
     def check(self, schema: pa.Schema) -> None:
         """Check, before anything runs, that the database can be reached and its table accepts these records. Changes
@@ -100,6 +112,15 @@ class Postgres(Sink):
             OptionError: the password's reference cannot be resolved.
         """
         check_target(self._database, self._target, self._staging, schema, rewindable=self._rewind is True)
+
+    def check_fresh_start(self, ctx: SinkContext) -> None:
+        """Check that the table has no rows, if `if_exists` demands it.
+
+        Raises:
+            PipelineError: it has rows, or cannot be read.
+        """
+        if refuses_rows(self._if_exists, ctx.schema) and has_rows(self._database, self._target):
+            raise existing_rows_error(f"sink {ctx.uid!r}, {self._database.place}, table {self._target.name}")
 
     @property
     def _rewindable(self) -> bool:

@@ -48,17 +48,12 @@ def check_target(
     try:
         connection = database.connect("tidegate check")
     except psycopg.Error as e:
-        remedy = (
-            "Check host, port, database, user and password, and that the server runs and accepts "
-            "connections of this machine"
-        )
-        raise refused(database, e, "the database cannot be reached", f"table {target.name}", remedy) from None
+        raise refused(database, e, "the database cannot be reached", f"table {target.name}") from None
     try:
         with connection, connection.transaction():
-            problems = _problems(connection, target, staging, schema, rewindable)
+            problems = _problems(connection, target, staging, schema, rewindable, database.place)
     except psycopg.Error as e:
-        remedy = "Check the log of the database server, and the rights of the database user"
-        raise refused(database, e, "the table cannot be checked", f"table {target.name}", remedy) from None
+        raise refused(database, e, "the table cannot be checked", f"table {target.name}") from None
     if problems:
         raise PipelineError(
             "the table cannot store these records"
@@ -71,8 +66,26 @@ def check_target(
         )
 
 
+def has_rows(database: Database, target: TargetTable) -> bool:
+    """Return whether the table has rows. Raises PipelineError if it cannot be read."""
+    from psycopg import sql
+
+    query = sql.SQL("SELECT EXISTS (SELECT FROM {})").format(sql.Identifier(target.schema, target.table))
+    try:
+        with database.connect("tidegate check") as connection:
+            row = connection.execute(query).fetchone()
+    except load_psycopg().Error as e:
+        raise refused(database, e, "the table cannot be checked", f"table {target.name}") from None
+    return bool(row and row[0])
+
+
 def _problems(
-    connection: psycopg.Connection[Any], target: TargetTable, staging: Staging, schema: pa.Schema, rewindable: bool
+    connection: psycopg.Connection[Any],
+    target: TargetTable,
+    staging: Staging,
+    schema: pa.Schema,
+    rewindable: bool,
+    place: str,
 ) -> Sequence[str]:
     if connection.info.server_version < OLDEST_SERVER:
         return [f"the server is version {connection.info.server_version // 10_000}; 14 or newer is needed"]
@@ -81,7 +94,12 @@ def _problems(
         return ["the server is a standby, which accepts no writes; connect to the primary"]
     row = connection.execute(FIND_TABLE, [target.schema, target.table]).fetchone()
     if row is None:
-        return ["the table does not exist (names are case-sensitive)"]
+        raise PipelineError(
+            "the table does not exist",
+            where=f"{place}, table {target.name}",
+            cause="names are case-sensitive, and the schema is `public` if the name has none",
+            remedy="Create the table, or correct table=",
+        )
     table, kind, *rights = row
     if kind not in ("r", "p"):
         return ["the target is not a table, but a view, foreign table or similar object"]

@@ -1,4 +1,4 @@
-"""The options `mode` and `key` of sinks that append rows or replace them by key."""
+"""The options `mode`, `key` and `if_exists` of sinks that append rows or replace them by key."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from tidegate.change_rows import change_kind_column
 from tidegate.errors import OptionError, PipelineError
 
 WriteMode = Literal["append", "upsert"]
+IfRows = Literal["append", "error"]
+"""Reaction to rows of the target at a fresh start: keep them, or refuse the start."""
 
 
 def key_columns(mode: str, key: str | Sequence[str], owner: str) -> tuple[str, ...]:
@@ -37,6 +39,33 @@ def key_columns(mode: str, key: str | Sequence[str], owner: str) -> tuple[str, .
             "a key column is repeated", where=f"{owner}(key={list(keys)})", remedy="Name each key column once"
         )
     return keys
+
+
+def check_if_rows(value: str | None, owner: str) -> None:
+    """Check the option `if_exists`. Raises OptionError if its value is unknown."""
+    if value is not None and value not in get_args(IfRows):
+        remedy = "Use 'append' or 'error'"
+        raise OptionError(f"if_exists={value!r} is unknown", where=f"{owner}(if_exists=)", remedy=remedy)
+
+
+def refuses_rows(if_exists: IfRows | None, records: pa.Schema) -> bool:
+    """Return whether a fresh start into a target with rows is refused.
+
+    By default it is for change rows: a row that was deleted at the source since its copy is no change, and would stay
+    in the target. Other upserts and appends add to what is there.
+    """
+    return if_exists == "error" or (if_exists is None and change_kind_column(records) is not None)
+
+
+def existing_rows_error(where: str) -> PipelineError:
+    """Return the error for a fresh start into a target with rows."""
+    return PipelineError(
+        "the target of the sink already holds rows",
+        where=where,
+        cause="the job starts fresh, so its rows would be added to the rows of an earlier job, and rows that the "
+        "source has deleted since would stay",
+        remedy='Empty the target; or set if_exists="append", which keeps the rows',
+    )
 
 
 def rows_schema(schema: pa.Schema) -> pa.Schema:

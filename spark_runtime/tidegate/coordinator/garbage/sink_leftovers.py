@@ -14,8 +14,8 @@ rewind to it would delete. These markers are packed.
 - The log is read again after the snapshots, so that a run that begins in the meantime is noticed
 (`stable_referenced_transactions`). A run that begins later finds everything that the snapshots hold.
 - Only data older than a grace period is removed. It covers what the log cannot show: zombies, and data in transit.
-- What a source owns, such as a replication slot, is released if the lineage has no run and no existing snapshot. It has
-no age: a zombie that uses it keeps it.
+- What a source owns, such as a replication slot, is released if the lineage has no run and no existing snapshot, or if
+the user gives its snapshots up. It has no age: a zombie that uses it keeps it.
 - Quarantine is not touched. Its data has left the sink's staging area. Rejected data that is still staged is held by a
 snapshot that is kept.
 """
@@ -69,11 +69,15 @@ class ReferencedTransactions:
         handles: sink uid -> uncommitted transactions in the snapshots.
         oldest: the oldest checkpoint whose transactions they may request.
         kept: why everything of the lineage is kept; "": all snapshots could be read.
+        snapshots: snapshots that exist, or may have been moved, for messages.
+        is_active: a run has begun in the lineage, or new snapshots complete.
     """
 
     handles: Mapping[str, Sequence[Committable]]
     oldest: int = ALL_CHECKPOINTS
     kept: str = ""
+    snapshots: tuple[str, ...] = ()
+    is_active: bool = False
 
     @property
     def nothing_exists(self) -> bool:
@@ -94,12 +98,14 @@ class SinkLeftovers:
     Attributes:
         found: removed items, each with the description of its sink or source.
         too_young: number of files that are not needed, and not older than the grace period.
-        kept: what was kept because its use is unknown, and why; for display.
+        kept: what was kept because its use is unknown, or a snapshot needs it, and why; for display.
+        abandoned: snapshots that cannot be restored any more, because of what was released; for display.
     """
 
     found: tuple[tuple[str, Leftover], ...] = ()
     too_young: int = 0
     kept: tuple[str, ...] = ()
+    abandoned: tuple[str, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -138,7 +144,8 @@ def referenced_transactions(
     """
     options = {spec.number: spec.storage_options for spec in specs}
     handles: dict[str, list[Committable]] = {}
-    oldest = ALL_CHECKPOINTS
+    oldest, kept = ALL_CHECKPOINTS, ""
+    names: list[str] = []
     for view in lineage.snapshots:
         if view.path in deleted:
             continue
@@ -148,18 +155,23 @@ def referenced_transactions(
             if not holder.exists(JobLayout.metadata(folder)):
                 if view.kind not in SAVEPOINT_KINDS or view.path in owned:
                     continue  # the job owned it, or its user deleted it, so that there is no copy
-                return ReferencedTransactions(
-                    {}, kept=f"{name} was moved or deleted, and a moved copy may still need the data"
-                )
+                names.append(f"{name} ({view.path}, moved or deleted)")
+                kept = kept or f"{name} was moved or deleted, and a moved copy may still need the data"
+                continue
             held = sink_handles(view.path, read_metadata(holder, folder), SnapshotStreams(holder, folder))
+            names.append(f"{name} ({view.path})")
         except (SnapshotError, StoreError) as error:
-            return ReferencedTransactions({}, kept=f"{name} cannot be read: {error}")
+            names.append(f"{name} ({view.path}, not readable)")
+            kept = kept or f"{name} cannot be read: {error}"
+            continue
         for uid, of_sink in held.items():
             handles.setdefault(uid, []).extend(of_sink)
         barriers = (parse_transaction_id(h.transaction_id).checkpoint_id for of in held.values() for h in of)
         # + 1 because a rewind to this snapshot deletes only the transactions after it.
         oldest = min(oldest, view.checkpoint_id + 1, *barriers)
-    return ReferencedTransactions(handles, oldest)
+    if kept:
+        return ReferencedTransactions({}, kept=kept, snapshots=tuple(names))
+    return ReferencedTransactions(handles, oldest, snapshots=tuple(names))
 
 
 def stable_referenced_transactions(
@@ -183,7 +195,9 @@ def stable_referenced_transactions(
     for _ in range(MAX_READ_ATTEMPTS):
         if current.goes_on and not lineage.goes_on:
             return ReferencedTransactions(
-                {}, kept="a run of this lineage has begun during the collection. Repeat the command later"
+                {},
+                kept="a run of this lineage has begun during the collection. Repeat the command later",
+                is_active=True,
             )
         answer = ask(current)
         before, current = current, as_it_is()
@@ -193,6 +207,7 @@ def stable_referenced_transactions(
         {},
         kept=f"new snapshots completed during each of {MAX_READ_ATTEMPTS} attempts to read all of them. Repeat the "
         "command later",
+        is_active=True,
     )
 
 
@@ -208,6 +223,7 @@ def collect_leftovers(
     *,
     sources: Sequence[tuple[Source, SourceContext]] = (),
     dry_run: bool = False,
+    even_with_snapshots: bool = False,
 ) -> SinkLeftovers:
     """Collect leftovers of every sink in every lineage. Blocks; may be repeated, and interrupted at any point.
 
@@ -215,18 +231,21 @@ def collect_leftovers(
         sinks: each sink with the context of a writer, whose lineage is replaced.
         sources: likewise; what they own in lineages that are over is released.
         before: only data last written before this time is removed. Take this time before reading the log.
+        even_with_snapshots: also release what existing snapshots of these lineages need, so that they cannot be
+            restored any more.
 
     Raises:
         TidegateError: errors of sinks and their clients pass through; some data may already be removed.
     """
     found: list[tuple[str, Leftover]] = []
     kept: list[str] = []
+    abandoned: list[str] = []
     too_young = 0
     able = [(sink, ctx) for sink, ctx in sinks if isinstance(sink, CollectsLeftovers)]
     owning = [(source, ctx) for source, ctx in sources if isinstance(source, ReleasesInput)]
     for lineage in lineages if able or owning else ():
         answer = asked(lineage)
-        if answer.kept:
+        if answer.kept and able:
             kept.append(f"lineage {lineage.name}: {answer.kept}")
         for sink, ctx in able:
             made: LeftoverReport = sink.collect(
@@ -234,8 +253,21 @@ def collect_leftovers(
             )
             found += [(sink.describe(), one) for one in made.found]
             too_young += made.too_young
-        if not lineage.goes_on and answer.nothing_exists:
+        if not lineage.goes_on and not answer.is_active:
+            may = answer.nothing_exists or even_with_snapshots
             for source, place in owning:
-                released = source.release(replace(place, lineage=lineage.name), dry_run=dry_run)
-                found += [(source.describe(), one) for one in released]
-    return SinkLeftovers(tuple(found), too_young, tuple(kept))
+                owned = source.release(replace(place, lineage=lineage.name), dry_run=dry_run or not may)
+                if may:
+                    found += [(source.describe(), one) for one in owned]
+                    abandoned += answer.snapshots if owned else ()
+                elif owned:
+                    kept.append(_needed(place.uid, owned, answer.snapshots))
+    return SinkLeftovers(tuple(found), too_young, tuple(kept), tuple(dict.fromkeys(abandoned)))
+
+
+def _needed(uid: str, owned: Sequence[Leftover], snapshots: Sequence[str]) -> str:
+    return (
+        f"{', '.join(one.path for one in owned)} of source {uid!r}, which a restore of {', '.join(snapshots)} needs. "
+        "Delete snapshots that you will not restore; or run `tidegate gc JOB --sources --even-with-snapshots`, after "
+        "which they cannot be restored"
+    )

@@ -23,11 +23,13 @@ from tidegate.connectors.postgres.source.pgoutput import (
     Begin,
     Commit,
     Relation,
+    RelationColumn,
     RowMessages,
     row_messages,
     truncated,
 )
 from tidegate.connectors.postgres.source.source_table import TableName
+from tidegate.connectors.postgres.source.table_definition import TableDefinition
 from tidegate.errors import PipelineError, SnapshotError
 
 MOST_MESSAGES = 16_384
@@ -46,8 +48,27 @@ class Arrived:
     position: ChangePosition
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """How messages of a table or partition are decoded: messages with equal layouts are decoded together.
+
+    Attributes:
+        places: column -> its place in the messages.
+    """
+
+    columns: tuple[RelationColumn, ...]
+    replica_identity: str
+    places: Mapping[str, int]
+
+
 class TableAccess(Protocol):
     """Requests of the assembler to the server. Calls block."""
+
+    def is_part(self, relation: Relation) -> bool:
+        """Return whether the relation is the table or one of its partitions.
+
+        Raises PipelineError if it may have been a partition, and is none now.
+        """
 
     def places(self, relation: Relation) -> Mapping[str, int]:
         """Return column -> its place in the changes. Raises PipelineError if the table has changed too much."""
@@ -94,8 +115,9 @@ class ChangeAssembler:
             self._transaction, self._index = self._resume
         self._handover_end = position.handover_end
         self._xid = AFTER_HANDOVER
-        self._relation: Relation | None = None
-        self._places: Mapping[str, int] = {}
+        # By oid: the table itself, or its partitions.
+        self._layouts: dict[int, _Layout] = {}
+        self._layout: _Layout | None = None
         self._messages: list[bytes] = []
         self._xids: list[int] = []
         self._bytes = 0
@@ -124,13 +146,13 @@ class ChangeAssembler:
         """
         action = message[0]
         if action in (INSERT, UPDATE, DELETE):
-            self._row(message)
-        elif action == BEGIN:
+            return self._row(message)
+        if action == BEGIN:
             self._begin(Begin.of(message))
         elif action == COMMIT:
             self._commit(Commit.of(message))
         elif action == RELATION:
-            return self._altered(Relation.of(message))
+            self._described(Relation.of(message))
         elif action == TRUNCATE:
             self._truncate(truncated(message))
         return None
@@ -160,36 +182,53 @@ class ChangeAssembler:
             remedy="Start the job afresh, with a new copy of the table",
         )
 
-    def _row(self, message: bytes) -> None:
-        if self._relation is None or int.from_bytes(message[1:5], "big") != self._relation.oid:
-            return  # of another table in the publication
+    def _row(self, message: bytes) -> Arrived | None:
+        layout = self._layouts.get(int.from_bytes(message[1:5], "big"))
+        if layout is None:
+            return None  # of another table in the publication
+        arrived = None
+        if layout is not self._layout:
+            arrived = self.flush() if self._messages else None
+            self._layout = layout
         self._index += 1
         if self._index > self._skip:
             self._messages.append(message)
             self._xids.append(self._xid)
             self._bytes += len(message)
-
-    def _altered(self, relation: Relation) -> Arrived | None:
-        # By oid and not by name, so that no change is passed over while the table has another name.
-        if relation.oid != self.position.table_oid or relation == self._relation:
-            return None
-        arrived = self.flush() if self._messages else None
-        self._places = self._access.places(relation)
-        self._relation = relation
         return arrived
+
+    def _described(self, relation: Relation) -> None:
+        # By oid and not by name, so that no change is passed over while the table has another name.
+        if not self._access.is_part(relation):
+            self._layouts.pop(relation.oid, None)
+            return
+        # Partitions share one object, so that changes of several of them make one batch.
+        for known in self._layouts.values():
+            if (known.columns, known.replica_identity) == (relation.columns, relation.replica_identity):
+                self._layouts[relation.oid] = known
+                return
+        places = self._access.places(relation)
+        self._layouts[relation.oid] = _Layout(relation.columns, relation.replica_identity, places)
 
     def _truncate(self, tables: Sequence[int]) -> None:
         # The relation is always sent before.
-        if self._relation is None or self._relation.oid not in tables or self._resume is not None:
+        if self._layouts.keys().isdisjoint(tables) or self._resume is not None:
             return
         if self._options.on_truncate == "fail":
+            is_whole = self.position.table_oid in tables
             raise PipelineError(
-                "the table was truncated",
+                "the table was truncated" if is_whole else "a partition of the table was truncated",
                 where=f"{self._where}, transaction {lsn_text(self._transaction)}",
                 cause="a TRUNCATE names no rows, so that it cannot be emitted as change rows",
-                remedy='Start the job afresh; or set on_truncate="ignore", and delete the rows yourself',
+                remedy="Start the job afresh with an empty target, so that the table is copied again; or set "
+                'on_truncate="ignore", restore the job, and delete the rows of the target yourself',
             )
         self._log("the table %s was truncated; its rows are not deleted downstream", self._table)
+
+    def redefined(self, definition: TableDefinition) -> Arrived:
+        """Return the last position with another definition of the table."""
+        self.position = replace(self.position, definition=definition)
+        return Arrived(None, self.position)
 
     # ------------------------------------------------------------ batches
 
@@ -222,15 +261,16 @@ class ChangeAssembler:
         return Arrived(batch, reached)
 
     def _batch(self) -> pa.RecordBatch | None:
-        assert self._relation is not None, "a row follows its relation"
-        changes = cb.with_old_values(row_messages(self._messages, len(self._relation.columns)))
-        key = [self._places[name] for name in self._key]
+        layout = self._layout
+        assert layout is not None, "a row follows its relation"
+        changes = cb.with_old_values(row_messages(self._messages, len(layout.columns)))
+        key = [layout.places[name] for name in self._key]
         rows = cb.rows_of(changes, key, self._seen(changes, key))
-        rows, fetched = self._complete(changes, rows, key)
+        rows, fetched = self._complete(changes, rows, key, layout.places)
         if not len(rows.kinds):
             return None
         kind_column = self._options.kind_column
-        return cb.change_batch(changes, rows, self._places, self._schema, kind_column, self._where, fetched)
+        return cb.change_batch(changes, rows, layout.places, self._schema, kind_column, self._where, fetched)
 
     def _seen(self, changes: RowMessages, key: Sequence[int]) -> cb.Seen | None:
         """Return which changes the copy contains; None: none."""
@@ -248,11 +288,11 @@ class ChangeAssembler:
         return cb.Seen(*masks)
 
     def _complete(
-        self, changes: RowMessages, rows: cb.ChangeRows, key: Sequence[int]
+        self, changes: RowMessages, rows: cb.ChangeRows, key: Sequence[int], places: Mapping[str, int]
     ) -> tuple[cb.ChangeRows, Mapping[str, pa.Array] | None]:
         """Return the rows with the values that the server did not send, because an update has not changed them."""
         names = [name for name in self._schema.names if name != self._options.kind_column]
-        missing = cb.missing_values(changes, rows, [self._places[name] for name in names])
+        missing = cb.missing_values(changes, rows, [places[name] for name in names])
         if not missing.any():
             return rows, None
         columns = [name for place, name in enumerate(names) if missing[:, place].any()]

@@ -27,7 +27,7 @@ from tidegate.connectors.postgres.source.slots import (
     report_other_slots,
     slot_problem,
 )
-from tidegate.connectors.postgres.source.source_errors import is_outage, source_error
+from tidegate.connectors.postgres.source.source_errors import is_outage, raise_alone, source_error
 from tidegate.connectors.postgres.source.source_session import (
     WAIT_S,
     SourceClosedError,
@@ -39,7 +39,9 @@ from tidegate.connectors.postgres.source.source_session import (
 from tidegate.connectors.postgres.source.source_table import SourceTable, TableName, find_table
 from tidegate.connectors.postgres.source.table_access import ServerTable
 from tidegate.connectors.postgres.source.table_copy import copied_rows
-from tidegate.errors import OutageError, SnapshotError, TidegateError
+from tidegate.connectors.postgres.source.table_definition import TableDefinition
+from tidegate.connectors.postgres.source.table_watch import TableWatch, definition_of, gone
+from tidegate.errors import OutageError
 
 if TYPE_CHECKING:
     import psycopg
@@ -54,8 +56,6 @@ LINGER_S = 0.01
 """Wait for further changes before a batch is emitted, seconds: the server sends the rows of a transaction in parts."""
 MOST_AGE_S = 0.1
 """Time after which a batch is emitted although further changes arrive, seconds."""
-CHECK_S = 10.0
-"""Seconds between two checks that the table and its publication are there: without them, the stream is only silent."""
 _DATA, _KEEPALIVE = ord("w"), ord("k")
 _DATA_HEADER_BYTES = 25
 _STATUS = struct.Struct("!cQQQqB")
@@ -80,9 +80,14 @@ class FeedSettings:
     outage_s: float
 
     @property
+    def place(self) -> str:
+        """The database, for messages."""
+        return self.database.place
+
+    @property
     def where(self) -> str:
         """Place for messages."""
-        return f"{self.database.place}, table {self.table}"
+        return f"{self.place}, table {self.table}"
 
     @property
     def table_schema(self) -> pa.Schema:
@@ -92,52 +97,15 @@ class FeedSettings:
 
 @dataclass
 class _Copy:
-    """A transaction that sees one state of the table. Transactions after `end_lsn` are not in it."""
+    """A transaction that sees one state of the table, with the definition in it.
+
+    Transactions after `end_lsn` are not in it. It has locked the table against everything that replaces its files.
+    """
 
     connection: psycopg.Connection[Any]
     state: DatabaseState
     end_lsn: int
-
-
-class _TableWatch:
-    """Notices that the table was dropped or renamed, or is not published any more."""
-
-    def __init__(
-        self, sql: psycopg.Connection[Any], oid: int, settings: FeedSettings, monotonic_s: Callable[[], float]
-    ) -> None:
-        self._sql, self._oid, self._settings, self._now_s = sql, oid, settings, monotonic_s
-        self._next_s = monotonic_s() + CHECK_S
-        self._problem: tuple[int, TidegateError] | None = None
-
-    def check(self, lsn: int) -> None:
-        """Check once in a while. Fails when `lsn` has passed all changes from before the problem was noticed."""
-        if self._problem is not None:
-            end_lsn, error = self._problem
-            if lsn >= end_lsn:
-                raise error
-        elif self._now_s() >= self._next_s:
-            self._next_s = self._now_s() + CHECK_S
-            try:
-                self._check()
-            except TidegateError as error:
-                row = self._sql.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
-                self._problem = lsn_of(row[0] if row else "0/0"), error
-
-    def _check(self) -> None:
-        settings = self._settings
-        table = find_table(self._sql, settings.table, settings.database.place)
-        if table.oid != self._oid:
-            raise _gone(settings, "the table was dropped, and created again")
-        check_changes(self._sql, table, settings.schema, settings.options, settings.database.place)
-
-
-def _gone(settings: FeedSettings, cause: str) -> SnapshotError:
-    return SnapshotError(
-        "the changes after the position do not exist any more",
-        where=settings.where,
-        cause=cause,
-        remedy="Restore a later snapshot; or start the job afresh, with a new copy of the table",
-    )
+    definition: TableDefinition
 
 
 class ChangeFeed:
@@ -164,6 +132,12 @@ class ChangeFeed:
         self._sql: psycopg.Connection[Any] | None = None
         self._stream_connection: psycopg.Connection[Any] | None = None
         self._first_copy: _Copy | None = None
+        self._watch: TableWatch | None = None
+
+    def compare_soon(self) -> None:
+        """Request a comparison of the table with its definition. May be called from any thread."""
+        if (watch := self._watch) is not None:
+            watch.soon()
 
     def confirm(self, lsn: int) -> None:
         """Let the server remove WAL before `lsn`, soon: no restore needs it any more."""
@@ -202,7 +176,7 @@ class ChangeFeed:
             self._settings.database, error, "the changes cannot be read", f"table {self._settings.table}"
         )
         if not is_outage(error) or self._now_s() - self._answered_s >= self._settings.outage_s:
-            raise failed from None
+            raise_alone(failed)
         logger.warning("the stream of changes is resumed: %s", failed)
         if closed.wait(RETRY_S):
             raise SourceClosedError
@@ -213,7 +187,7 @@ class ChangeFeed:
         for connection in (self._stream_connection, self._sql, first):
             if connection is not None:
                 connection.close()
-        self._stream_connection = self._sql = self._first_copy = None
+        self._stream_connection = self._sql = self._first_copy = self._watch = None
 
     def _attempt(self, closed: threading.Event) -> Iterator[Arrived]:
         settings = self._settings
@@ -222,21 +196,27 @@ class ChangeFeed:
         key = check_changes(sql, table, settings.schema, settings.options, settings.database.place)
         publication = ensure_publication(sql, table, settings.options.publication, settings.where)
         if self._position is None:
-            yield Arrived(None, replace(self._create(sql, closed), table_oid=table.oid))
+            yield Arrived(None, self._create(sql, table, closed))
         else:
             if self._position.table_oid != table.oid:
-                raise _gone(self._settings, "the table was dropped, and created again")
+                raise gone(settings.where, "the table was dropped, and created again")
             self._position = self._taken_over(sql, self._position, closed)
         assert self._position is not None
+        # Before the copy, too: a later state does not have the rows that are missing in the earlier one.
+        self._watch = watch = TableWatch(sql, table.oid, settings, self._position.definition, self._now_s)
+        if watch.compare() is not None or self._position.definition is None:
+            yield Arrived(None, replace(self._position, definition=watch.definition))
         if self._position.copying:
             yield from self._copied(self._position, table, key, closed)
-        yield from self._streamed(sql, self._position, table, key, publication, closed)
+        yield from self._streamed(sql, self._position, table, key, publication, watch, closed)
 
     # ------------------------------------------------------------ the slot
 
-    def _create(self, sql: psycopg.Connection[Any], closed: threading.Event) -> ChangePosition:
+    def _create(self, sql: psycopg.Connection[Any], table: SourceTable, closed: threading.Event) -> ChangePosition:
         """Create the slot, and begin the transaction that sees the state at which its changes begin."""
         settings, slot = self._settings, self._owner.slot
+        # Without a copy: what happens to the table from now on is noticed.
+        definition = definition_of(sql, table.oid, settings)
         if self._freed(sql, closed):
             # An earlier attempt of this fresh start created it. It has no checkpoint, so no snapshot needs the slot.
             sql.execute("SELECT pg_drop_replication_slot(%s)", [slot])
@@ -258,12 +238,14 @@ class ChangeFeed:
                 ) from error
             lsn, exported = lsn_of(created.get_value(0, 1).decode()), created.get_value(0, 2)
             if copies:
-                self._first_copy = self._begin_copy(exported.decode())
+                self._first_copy = self._begin_copy(sql, table.oid, exported.decode(), closed)
         finally:
             connection.close()
         logger.info("replication slot %s of table %s begins at %s", slot, settings.table, lsn_text(lsn))
-        begun = self._first_copy.state if self._first_copy is not None else None
-        return ChangePosition(slot, lsn, begun=begun, copying=copies)
+        if self._first_copy is None:
+            return ChangePosition(slot, lsn, table_oid=table.oid, definition=definition)
+        begun, definition = self._first_copy.state, self._first_copy.definition
+        return ChangePosition(slot, lsn, begun=begun, copying=True, table_oid=table.oid, definition=definition)
 
     def _freed(self, sql: psycopg.Connection[Any], closed: threading.Event) -> bool:
         """Wait until nobody uses the slot. Return whether it exists."""
@@ -298,27 +280,51 @@ class ChangeFeed:
     def _check_slot(self, sql: psycopg.Connection[Any], slot: str, lsn: int) -> None:
         problem = slot_problem(sql, slot, lsn)
         if problem is not None:
-            raise _gone(self._settings, problem)
+            raise gone(self._settings.where, problem)
 
     # ------------------------------------------------------------ the copy
 
-    def _begin_copy(self, exported: str | None) -> _Copy:
-        connection = open_session(self._settings.database, self._owner.application)
+    def _begin_copy(
+        self, sql: psycopg.Connection[Any], oid: int, exported: str | None, closed: threading.Event
+    ) -> _Copy:
+        """Begin a transaction that sees one state of the table.
+
+        Args: exported: the state. None: the present one.
+
+        Raises:
+            OutageError: files of the table were replaced since that state, so that the state may lack their rows.
+        """
+        settings = self._settings
+        connection = open_session(settings.database, self._owner.application)
         try:
             connection.execute(SHARED_STATE)
             if exported is not None:
                 connection.execute(f"SET TRANSACTION SNAPSHOT '{exported}'")
             row = connection.execute(_STATE).fetchone()
             assert row is not None
-            return _Copy(connection, DatabaseState.of(row[0]), lsn_of(row[1]))
+            # TRUNCATE and forms of ALTER TABLE that rewrite the table hide its rows from earlier states. The lock
+            # includes partitions, and ends with the transaction.
+            run_simple(
+                connection, f"LOCK TABLE {settings.table.sql().as_string(connection)} IN ACCESS SHARE MODE", closed
+            )
+            definition = definition_of(connection, oid, settings)
+            if not definition.has_same_files(definition_of(sql, oid, settings)):
+                raise OutageError(
+                    "the table cannot be copied now",
+                    where=settings.where,
+                    cause="a statement such as TRUNCATE or VACUUM FULL has replaced its files at this moment",
+                    remedy="The job tries again according to its restart strategy",
+                )
+            return _Copy(connection, DatabaseState.of(row[0]), lsn_of(row[1]), definition)
         except BaseException:
             connection.close()
             raise
 
-    def _later_copy(self, begun: DatabaseState, closed: threading.Event) -> _Copy:
+    def _later_copy(self, begun: DatabaseState, oid: int, closed: threading.Event) -> _Copy:
         """Begin a transaction that sees everything that the stream does not send."""
+        assert self._sql is not None, "an attempt is connected"
         while True:
-            copy = self._begin_copy(None)
+            copy = self._begin_copy(self._sql, oid, None, closed)
             if copy.state.contains(begun):
                 return copy
             copy.connection.close()
@@ -332,7 +338,8 @@ class ChangeFeed:
         """Copy the rows after the last one, in one state."""
         assert position.begun is not None
         settings = self._settings
-        copy, self._first_copy = self._first_copy or self._later_copy(position.begun, closed), None
+        copy = self._first_copy or self._later_copy(position.begun, table.oid, closed)
+        self._first_copy = None
         done, rows, last = position.copied, position.rows, None
         read, schema = KeyRange(table.key_columns(key)), settings.table_schema
         try:
@@ -364,11 +371,13 @@ class ChangeFeed:
         table: SourceTable,
         key: tuple[str, ...],
         publication: str,
+        watch: TableWatch,
         closed: threading.Event,
     ) -> Iterator[Arrived]:
         settings = self._settings
         access = ServerTable(
             sql,
+            watch,
             settings.table,
             table.key_columns(key),
             settings.schema,
@@ -388,14 +397,13 @@ class ChangeFeed:
         start = f'START_REPLICATION SLOT "{position.slot}" LOGICAL {lsn_text(position.lsn)} {options}'
         run_simple(self._stream_connection, start, closed)
         self._answered_s = self._now_s()
-        watch = _TableWatch(sql, table.oid, settings, self._now_s)
         yield from self._received(self._stream_connection, assembler, watch, closed)
 
     def _received(
         self,
         connection: psycopg.Connection[Any],
         assembler: ChangeAssembler,
-        watch: _TableWatch,
+        watch: TableWatch,
         closed: threading.Event,
     ) -> Iterator[Arrived]:
         libpq = connection.pgconn
@@ -407,24 +415,37 @@ class ChangeFeed:
                 if not assembler.has_rows:
                     oldest_s = self._now_s()
                 arrived = assembler.add(bytes(data[_DATA_HEADER_BYTES:]))
-                if assembler.is_full:
-                    # Changes before an altered table make a batch of their own; then nothing is full.
-                    arrived = assembler.flush()
             elif length > 0 and data[0] == _KEEPALIVE:
                 self._keepalive(data, assembler)
             elif length == 0:
-                more = wait_for_data(connection, LINGER_S if assembler.has_rows else WAIT_S, closed)
-                if more:
-                    libpq.consume_input()
-                if not more or self._now_s() - oldest_s >= MOST_AGE_S:
-                    arrived = assembler.flush()
-                self._report()
+                arrived = self._waited(connection, assembler, oldest_s, closed)
                 watch.check(assembler.position.lsn)
+                yield from self._compared(None, assembler, watch)
             elif length < 0:
                 end_results(connection, closed)
                 raise load_psycopg().OperationalError("the server has ended the stream")
             if arrived is not None:
-                yield arrived
+                yield from self._compared(arrived, assembler, watch)
+            if assembler.is_full and (arrived := assembler.flush()) is not None:
+                yield from self._compared(arrived, assembler, watch)
+
+    def _waited(
+        self, connection: psycopg.Connection[Any], assembler: ChangeAssembler, oldest_s: float, closed: threading.Event
+    ) -> Arrived | None:
+        """Wait for data, and return the changes before it if they are old enough."""
+        more = wait_for_data(connection, LINGER_S if assembler.has_rows else WAIT_S, closed)
+        if more:
+            connection.pgconn.consume_input()
+        self._report()
+        return assembler.flush() if not more or self._now_s() - oldest_s >= MOST_AGE_S else None
+
+    def _compared(self, arrived: Arrived | None, assembler: ChangeAssembler, watch: TableWatch) -> Iterator[Arrived]:
+        """Yield what has arrived when no hidden change is found; and the new definition, if there is one."""
+        definition = watch.compare()
+        if arrived is not None:
+            yield arrived
+        if definition is not None:
+            yield assembler.redefined(definition)
 
     def _keepalive(self, data: Any, assembler: ChangeAssembler) -> None:
         self._answered_s = self._now_s()

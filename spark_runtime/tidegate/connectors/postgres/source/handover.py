@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tidegate.connectors.postgres.source.table_definition import TableDefinition
+
 _XIDS_OF_AN_EPOCH = 2**32
 
 
@@ -106,6 +108,8 @@ class ChangePosition:
         copying: the copy continues after the last piece.
         rows: rows emitted over all runs.
         table_oid: the table: another one of the same name is not continued.
+        definition: of the table, as it was when it was last compared with the catalog, or copied. None: the position is
+            from an earlier version of tidegate.
     """
 
     slot: str
@@ -117,6 +121,7 @@ class ChangePosition:
     copying: bool = False
     rows: int = 0
     table_oid: int = 0
+    definition: TableDefinition | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the position in a split."""
@@ -130,6 +135,7 @@ class ChangePosition:
             "copying": self.copying,
             "rows": self.rows,
             "table_oid": self.table_oid,
+            "definition": None if self.definition is None else self.definition.to_json(),
         }
 
     @classmethod
@@ -145,6 +151,7 @@ class ChangePosition:
             document["copying"],
             document["rows"],
             document["table_oid"],
+            None if document.get("definition") is None else TableDefinition.from_json(document["definition"]),
         )
 
     @property

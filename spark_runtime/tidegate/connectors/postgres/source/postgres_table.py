@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from datetime import timedelta
-from typing import Any, Self, get_args
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 import pyarrow as pa
 
@@ -27,8 +27,11 @@ from tidegate.connectors.postgres.source.change_check import (
     ChangeOptions,
     MissingValues,
     OnAddedColumn,
+    OnHiddenChange,
     OnTruncate,
     check_changes,
+    check_creation,
+    check_rights,
 )
 from tidegate.connectors.postgres.source.change_feed import FeedSettings
 from tidegate.connectors.postgres.source.change_reader import ChangeReader
@@ -37,12 +40,16 @@ from tidegate.connectors.postgres.source.handover import ChangePosition
 from tidegate.connectors.postgres.source.scan_reader import Scan, ScanReader
 from tidegate.connectors.postgres.source.scan_splits import ScanEnumerator, ScanSplits
 from tidegate.connectors.postgres.source.slots import SlotOwner, default_publication, release_slot, slot_problem
-from tidegate.connectors.postgres.source.source_errors import source_error
+from tidegate.connectors.postgres.source.source_errors import raise_alone, source_error
 from tidegate.connectors.postgres.source.source_session import open_session
 from tidegate.connectors.postgres.source.source_table import TableName, chosen_columns, find_table
 from tidegate.connectors.postgres.source.table_copy import first_of
+from tidegate.connectors.postgres.source.table_definition import hidden_changes, read_definition
 from tidegate.errors import OptionError, PipelineError
 from tidegate.units import parse_duration
+
+if TYPE_CHECKING:
+    import psycopg
 
 SPLIT_ID = "changes"
 """The one split of a source of changes."""
@@ -80,6 +87,8 @@ class PostgresTable(Source):
         kind_column: name of the column with the kind of change.
         on_truncate: what happens at a TRUNCATE: "fail", or "ignore" and log it.
         on_added_column: what happens when a column is added to the table: "ignore" and log it, or "fail".
+        on_hidden_change: what happens when a statement has changed rows without changes in the stream, such as DETACH
+            or DROP of a partition: "fail", or "ignore" and log it. Then the rows downstream stay as they are.
         missing_values: what happens if an update does not contain the unchanged value of a large column (TOAST):
             "fail", or "fetch" the present value from the table.
         keep_wal: with `changes`: time for which an earlier checkpoint can be restored after a later one has completed.
@@ -107,6 +116,7 @@ class PostgresTable(Source):
         kind_column: str = "change_kind",
         on_truncate: OnTruncate = "fail",
         on_added_column: OnAddedColumn = "ignore",
+        on_hidden_change: OnHiddenChange = "fail",
         missing_values: MissingValues = "fail",
         keep_wal: str | timedelta = "0 s",
         outage_timeout: str | timedelta = "10 min",
@@ -116,15 +126,24 @@ class PostgresTable(Source):
         self._columns = None if columns is None else tuple(columns)
         self._types = dict(types or {})
         self._where, self._split_by, self._splits = where, split_by, splits
-        known = {"on_truncate": OnTruncate, "on_added_column": OnAddedColumn, "missing_values": MissingValues}
-        given = {"on_truncate": on_truncate, "on_added_column": on_added_column, "missing_values": missing_values}
-        for option, values in known.items():
-            if given[option] not in get_args(values):
-                remedy = f"Use one of {', '.join(map(repr, get_args(values)))}"
-                raise _wrong(option, f"{option}={given[option]!r} is unknown", remedy)
-        keep_s = _seconds("keep_wal", keep_wal)
+        for option, value, known in (
+            ("on_truncate", on_truncate, OnTruncate),
+            ("on_added_column", on_added_column, OnAddedColumn),
+            ("on_hidden_change", on_hidden_change, OnHiddenChange),
+            ("missing_values", missing_values, MissingValues),
+        ):
+            if value not in get_args(known):
+                remedy = f"Use one of {', '.join(map(repr, get_args(known)))}"
+                raise _wrong(option, f"{option}={value!r} is unknown", remedy)
         options = ChangeOptions(
-            initial_copy, publication, kind_column, on_truncate, on_added_column, missing_values, keep_s
+            initial_copy=initial_copy,
+            publication=publication,
+            kind_column=kind_column,
+            on_truncate=on_truncate,
+            on_added_column=on_added_column,
+            on_hidden_change=on_hidden_change,
+            missing_values=missing_values,
+            keep_wal_s=_seconds("keep_wal", keep_wal),
         )
         self._check_options(changes, options)
         self._changes = options if changes else None
@@ -179,8 +198,10 @@ class PostgresTable(Source):
                 self._check_kind(found)
                 if self._changes is not None:
                     check_changes(connection, table, found, self._changes, place)
+                    check_creation(connection, self._database, table, self._changes.publication)
+                check_rights(connection, self._database, table, found.names)
         except load_psycopg().Error as error:
-            raise source_error(self._database, error, "the table cannot be examined", where) from None
+            raise_alone(source_error(self._database, error, "the table cannot be examined", where))
         return found
 
     def _check_kind(self, found: pa.Schema) -> None:
@@ -264,12 +285,23 @@ class PostgresTable(Source):
                 found = []
                 for split_id, position in positions.items():
                     at = ChangePosition.from_json(position)
-                    problem = slot_problem(connection, at.slot, at.lsn)
+                    problem = slot_problem(connection, at.slot, at.lsn) or self._hidden_problem(connection, at)
                     found += [] if problem is None else [(split_id, problem)]
                 return found
         except load_psycopg().Error as error:
             what = "the replication slot cannot be examined"
-            raise source_error(self._database, error, what, f"table {self._table}") from None
+            raise_alone(source_error(self._database, error, what, f"table {self._table}"))
+
+    def _hidden_problem(self, connection: psycopg.Connection[Any], at: ChangePosition) -> str | None:
+        """Return what has changed rows since the position, without changes in the stream; None: nothing."""
+        options = self._changes
+        if at.definition is None or options is None or options.on_hidden_change == "ignore":
+            return None
+        publication = options.publication or default_publication(self._table)
+        now = read_definition(connection, at.table_oid, list(at.definition.columns), publication)
+        changes = "; ".join(hidden_changes(connection, at.definition, now))
+        remedy = 'start the job afresh with an empty target, or set on_hidden_change="ignore"'
+        return f"{changes}; {remedy}" if changes else None
 
     def release(self, ctx: SourceContext, *, dry_run: bool = False) -> Sequence[Leftover]:
         """Drop the replication slot of a lineage that is over, and with the last slot in the database the publication.
@@ -286,7 +318,7 @@ class PostgresTable(Source):
                 return release_slot(connection, SlotOwner.of(ctx), created, dry_run=dry_run)
         except load_psycopg().Error as error:
             what = "the replication slot cannot be dropped"
-            raise source_error(self._database, error, what, f"table {self._table}") from None
+            raise_alone(source_error(self._database, error, what, f"table {self._table}"))
 
     def describe(self) -> str:
         """Describe database and table."""

@@ -16,7 +16,7 @@ from tidegate.connectors.interface import PollResult, SourceContext, SourceReade
 from tidegate.connectors.postgres.connection import Database, load_psycopg
 from tidegate.connectors.postgres.source.key_ranges import KeyRange, copy_statement
 from tidegate.connectors.postgres.source.scan_splits import begin_reading
-from tidegate.connectors.postgres.source.source_errors import is_outage, source_error
+from tidegate.connectors.postgres.source.source_errors import is_outage, raise_alone, source_error
 from tidegate.connectors.postgres.source.source_session import SourceClosedError, open_session
 from tidegate.connectors.postgres.source.source_table import TableName
 from tidegate.connectors.postgres.source.table_copy import copied_rows
@@ -147,7 +147,7 @@ class ScanReader(SourceReader):
                     self._scan.database, error, "the table cannot be read", f"table {self._scan.table}"
                 )
                 if not is_outage(error) or self._now_s() - answered_s >= self._scan.outage_s:
-                    raise failed from None
+                    raise_alone(failed)
                 logger.warning("a read of a table is repeated from its last row: %s", failed)
                 if closed.wait(RETRY_OUTAGE_S):
                     return

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from tidegate.connectors.interface import Discovery, Split, SplitEnumerator
 from tidegate.connectors.postgres.connection import Database, load_psycopg
 from tidegate.connectors.postgres.source.key_ranges import KeyRange, ranges_of
-from tidegate.connectors.postgres.source.source_errors import is_outage, source_error
+from tidegate.connectors.postgres.source.source_errors import is_outage, raise_alone, source_error
 from tidegate.connectors.postgres.source.source_session import open_session
 from tidegate.connectors.postgres.source.source_table import TableName, find_table
+from tidegate.errors import TidegateError
 
 if TYPE_CHECKING:
     import psycopg
@@ -39,7 +40,7 @@ class ScanSplits:
         try:
             return open_session(self._database, "tidegate scan")
         except load_psycopg().Error as error:
-            raise self._failed(error) from None
+            raise_alone(self._failed(error))
 
     def find(self, connection: psycopg.Connection[Any], *, share: bool) -> list[Split]:
         """Return a split for each range.
@@ -52,7 +53,7 @@ class ScanSplits:
             table = find_table(connection, self._table, self._database.place)
             found = ranges_of(connection, table, self._split_by, self._splits, self._database.place)
         except load_psycopg().Error as error:
-            raise self._failed(error) from None
+            raise_alone(self._failed(error))
         return _splits(found, snapshot)
 
     @staticmethod
@@ -63,7 +64,7 @@ class ScanSplits:
         assert row is not None
         return str(row[0])
 
-    def _failed(self, error: Exception) -> Exception:
+    def _failed(self, error: Exception) -> TidegateError:
         return source_error(self._database, error, "the table cannot be divided into ranges", f"table {self._table}")
 
 

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 from tidegate.connectors.interface import SourceContext
 from tidegate.connectors.leftovers import Leftover
 from tidegate.connectors.postgres.source.handover import lsn_of, lsn_text
+from tidegate.connectors.postgres.source.source_errors import raise_alone
 from tidegate.connectors.postgres.source.source_table import SourceTable, TableName
 from tidegate.errors import FencedError, PipelineError
 
 if TYPE_CHECKING:
     import psycopg
+    from psycopg.sql import Composed
 
 logger = logging.getLogger("tidegate.connectors")
 
@@ -51,8 +53,16 @@ _PUBLICATION = (
     "SELECT pubinsert AND pubupdate AND pubdelete, pubtruncate, pubviaroot FROM pg_publication WHERE pubname = %s"
 )
 _PUBLISHED = """
-SELECT to_jsonb(t) FROM pg_publication_tables t WHERE pubname = %s AND schemaname = %s AND tablename = %s
+WITH RECURSIVE tree(oid) AS (
+    SELECT %s::oid UNION ALL SELECT i.inhrelid FROM pg_inherits i JOIN tree ON i.inhparent = tree.oid
+)
+SELECT n.nspname || '.' || c.relname, to_jsonb(t) FROM tree JOIN pg_class c ON c.oid = tree.oid
+JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN pg_publication_tables t
+    ON t.pubname = %s AND t.schemaname = n.nspname AND t.tablename = c.relname
+WHERE c.relkind <> 'p' ORDER BY 1
 """
+MOST_PARTITIONS_NAMED = 5
+"""Most partitions that a message names: a table may have thousands."""
 
 
 @dataclass(frozen=True)
@@ -222,21 +232,27 @@ def default_publication(table: TableName) -> str:
     return f"tidegate_{_digest(table.schema, table.table)}"
 
 
+def publication_statement(table: SourceTable, name: str | None) -> Composed:
+    """Return the statement that creates the publication. Args: name: None: the source's own."""
+    from psycopg import sql
+
+    # A TRUNCATE of a partition is only published if partitions are published by themselves (ADR 0049).
+    publication = sql.Identifier(name or default_publication(table.name))
+    return sql.SQL("CREATE PUBLICATION {} FOR TABLE {}").format(publication, table.name.sql())
+
+
 def ensure_publication(connection: psycopg.Connection[Any], table: SourceTable, name: str | None, where: str) -> str:
     """Return the name of the publication, and create it if the user names none.
 
     Raises:
         PipelineError: the user's publication does not exist, or the user may not create one.
     """
-    from psycopg import errors, sql
+    from psycopg import errors
 
     publication = name or default_publication(table.name)
     if connection.execute(_PUBLICATION, [publication]).fetchone() is not None:
         return publication
-    # Changes of partitions are published as changes of the table that is read.
-    statement = sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = true)").format(
-        sql.Identifier(publication), table.name.sql()
-    )
+    statement = publication_statement(table, name)
     text = statement.as_string(connection)
     if name is not None:
         what, remedy = f"the publication {name!r} does not exist", f"Run: {text}"
@@ -246,12 +262,13 @@ def ensure_publication(connection: psycopg.Connection[Any], table: SourceTable, 
     except errors.DuplicateObject:
         pass  # another job reads the table, too
     except errors.InsufficientPrivilege as error:
-        raise PipelineError(
+        refusal = PipelineError(
             f"the publication {publication!r} does not exist, and the database user may not create it",
             where=where,
             cause=error.diag.message_primary or "",
             remedy=f"Let the owner of the table run: {text}",
-        ) from None
+        )
+        raise_alone(refusal)
     return publication
 
 
@@ -272,15 +289,29 @@ def publication_problems(
     problems = [] if changes else [f"{name} does not publish inserts, updates and deletes"]
     if needs_truncates and not truncates:
         problems.append(f'{name} does not publish TRUNCATE, which on_truncate="fail" needs')
-    if table.kind == "p" and not via_root:
-        problems.append(f"{name} publishes partitions instead of the table; set publish_via_partition_root")
-    found = connection.execute(_PUBLISHED, [publication, table.name.schema, table.name.table]).fetchone()
-    if found is None:
+    if table.kind == "p" and via_root:
+        return [
+            *problems,
+            f"{name} publishes changes of partitions as changes of the whole table, and then no TRUNCATE of a "
+            "partition; run ALTER PUBLICATION ... SET (publish_via_partition_root = false)",
+        ]
+    parts = connection.execute(_PUBLISHED, [table.oid, publication]).fetchall()
+    absent = [part for part, published in parts if published is None]
+    if parts and len(absent) == len(parts):
         return [*problems, f"{name} lacks the table; run ALTER PUBLICATION ... ADD TABLE"]
-    if found[0].get("rowfilter"):
-        problems.append(f"{name} has a condition for rows of the table")
-    listed = found[0].get("attnames")
-    missing = [column for column in columns if listed is not None and column not in listed]
+    if absent:
+        problems.append(f"{name} lacks the partitions {_some(absent)}; run ALTER PUBLICATION ... ADD TABLE")
+    # Older servers have no conditions and no lists of columns.
+    filtered = [part for part, published in parts if published is not None and published.get("rowfilter")]
+    if filtered:
+        problems.append(f"{name} has a condition for rows of {_some(filtered)}")
+    listed = [published["attnames"] for _, published in parts if published is not None and "attnames" in published]
+    missing = [column for column in columns if any(column not in names for names in listed if names is not None)]
     if missing:
         problems.append(f"{name} leaves out the columns {', '.join(missing)}")
     return problems
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - MOST_PARTITIONS_NAMED
+    return ", ".join(names[:MOST_PARTITIONS_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
-from tidegate.connectors.postgres.connection import Database, is_unreachable, load_psycopg
+from tidegate.connectors.postgres.connection import Database, is_unreachable, load_psycopg, remedy_of
 from tidegate.errors import OutageError, PipelineError, TidegateError
 
 _OUTAGE_CLASSES = ("08", "40", "53", "57P")
@@ -20,19 +20,34 @@ def is_outage(error: Exception) -> bool:
         return False
     state: str | None = getattr(error, "sqlstate", None)
     if state:
-        return state.startswith(_OUTAGE_CLASSES)
+        # 53400: no replication slot is free, which no restart changes.
+        return state.startswith(_OUTAGE_CLASSES) and state != "53400"
     return is_unreachable(error) or any(text in str(error) for text in _STARTING)
 
 
 def source_error(database: Database, error: Exception, what: str, where: str) -> TidegateError:
     """Return the error of a source for an error of psycopg."""
+    kind = OutageError if is_outage(error) else PipelineError
     cause = database.error_text(error)
-    place = f"{database.place}, {where}"
-    if is_outage(error):
-        remedy = "Check the server and the network. The job tries again according to its restart strategy"
-        return OutageError(what, where=place, cause=cause, remedy=remedy)
-    remedy = "Check the rights of the database user and the options of the source; the server's log has the details"
-    return PipelineError(what, where=place, cause=cause, remedy=remedy)
+    return kind(what, where=f"{database.place}, {where}", cause=cause, remedy=remedy_of(error))
+
+
+def raise_alone(failed: TidegateError) -> NoReturn:
+    """Raise an error without the error that is being handled as its context.
+
+    With an error of psycopg in its context, a refusal counts as an outage, and the job restarts without an end
+    (`failure_codes`). `from None` only hides the context.
+    """
+    try:
+        raise failed
+    finally:
+        failed.__context__ = None
+
+
+def lacks_replication(error: Exception) -> bool:
+    """Return whether the server refuses a replication connection because of the right REPLICATION."""
+    # The error of a connection has no SQLSTATE. The server's term stays in translated messages.
+    return isinstance(error, load_psycopg().Error) and "walsender" in str(error)
 
 
 def result_error(result: Any) -> Exception:

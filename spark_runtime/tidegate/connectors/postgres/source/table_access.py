@@ -13,6 +13,7 @@ from tidegate.connectors.postgres.source.column_values import arrow_type, declar
 from tidegate.connectors.postgres.source.handover import Piece
 from tidegate.connectors.postgres.source.pgoutput import Relation, RelationColumn
 from tidegate.connectors.postgres.source.source_table import KeyColumn, TableName
+from tidegate.connectors.postgres.source.table_watch import TableWatch
 from tidegate.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class ServerTable:
     def __init__(
         self,
         connection: psycopg.Connection[Any],
+        watch: TableWatch,
         table: TableName,
         key: Sequence[KeyColumn],
         schema: pa.Schema,
@@ -46,10 +48,18 @@ class ServerTable:
         declared: types that the user declares.
         known: columns of the table that are no surprise: those that exist at the start of this run.
         """
-        self._declared = declared
+        self._declared, self._watch = declared, watch
         self._connection, self._table, self._key, self._schema = connection, table, key, schema
         self._options, self._known, self._log = options, set(known), log
         self._where = f"{place}, table {table}"
+
+    def is_part(self, relation: Relation) -> bool:
+        """See `TableAccess`."""
+        is_part = self._watch.is_part(relation.oid, f"{relation.schema}.{relation.table}")
+        if is_part:
+            # The server describes a relation again when a statement has altered it.
+            self._watch.soon()
+        return is_part
 
     def places(self, relation: Relation) -> Mapping[str, int]:
         """See `TableAccess`."""
