@@ -356,6 +356,25 @@ def test_an_unchanged_large_value_is_refused_fetched_or_in_the_old_row(make: Any
     assert fetching.rows(2)[1] == change("update_after", id=1, v="c", big=big)
 
 
+def test_fetched_values_equal_those_in_the_stream_whatever_the_columns_are_named(make: Any) -> None:
+    """A cast to text strips the blanks of char(n), and names of the query must not hide columns of the table."""
+    names = "id int PRIMARY KEY, n int, k int, k0 int, t int"
+    large = "c char(9000), b bytea, j json, bits varbit, words text[], empty text"
+    table = make(f"{names}, {large}")
+    table.run("".join(f"ALTER TABLE $t ALTER {name} SET STORAGE EXTERNAL;" for name in ("c", "b", "j", "bits", "words")))
+    table.run(
+        "INSERT INTO $t VALUES (1, 1, 1, 1, 1, repeat('x', 5000), decode(repeat('00ff5c', 3000), 'hex'),"
+        """ ('{"a" :  "' || repeat('y', 5000) || '"}')::json, repeat('10', 20000)::varbit,"""
+        """ array_fill('a "b" '::text, ARRAY[2000]), NULL)"""
+    )
+    options = {"missing_values": "fetch", "types": {"words": pa.string(), "bits": pa.string()}}
+    reading = table.read(**options)
+    (copied,) = reading.rows(1)
+    table.run("UPDATE $t SET n = 2, t = 5")
+    assert len(copied["c"]) == 9000
+    assert reading.rows(1) == [{**copied, "change_kind": "update_after", "n": 2, "t": 5}]
+
+
 def test_a_key_that_changed_is_deleted_though_the_row_is_gone_when_its_value_is_fetched(make: Any) -> None:
     """S4.2: only the new row is left out, since later changes of the new key do not delete the old one."""
     table = make("id int PRIMARY KEY, v text, big text")
