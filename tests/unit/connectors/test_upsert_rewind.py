@@ -101,6 +101,22 @@ def test_a_rewind_covers_all_subtasks_and_refuses_their_zombies(make: Make) -> N
     assert [row[2] for row in table.rows()] == ["1", "1"]
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_checkpoints_are_committed_in_their_order_so_that_each_can_be_kept(make: Make, first: int) -> None:
+    """S7.8, S9.3: one approval covers 2 and 3, and the subtask with rows of 3 only commits before the other."""
+    table = make()
+    writers = [table.writer(subtask, 2) for subtask in (0, 1)]
+    table.commit(writers[0], 1, ("insert", 0, "a", "1"))
+    old = table.staged(writers[first], 2, ("insert", 10, "a", "2"))
+    new = table.staged(writers[1 - first], 3, ("insert", 20, "a", "3"))
+    writers[1 - first].commit(new)
+    assert [row[2] for row in table.rows()] == ["1", "2", "3"]
+    writers[first].commit(old)
+    assert table.left_staged() == []
+    table.rewind(2)()
+    assert [row[2] for row in table.rows()] == ["1", "2"]
+
+
 # ------------------------------------------------------------ what others did
 
 

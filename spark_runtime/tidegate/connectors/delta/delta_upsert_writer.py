@@ -73,8 +73,8 @@ class DeltaUpsertWriter(DeltaWriter):
     1. Read the log, and look for the transaction there and for its marker, as `DeltaWriter` does.
 
     2. Find the group of the transaction (`GroupSearch`): the transactions that other subtasks staged for the same
-    checkpoint. Wait if another subtask leads the group, or has older rows that may have the same keys. After each wait
-    go to step 1.
+    checkpoint. Wait if another subtask leads the group, or has older rows. Older rows that are not committed in time are
+    committed first. After each wait go to step 1.
 
     3. Move the data files of the group to their places. Find the files of the table that hold one of the keys, and
     write their other rows to new files.
@@ -172,9 +172,8 @@ class DeltaUpsertWriter(DeltaWriter):
             super()._commit(handle)
             return
         made = parse_transaction_id(handle.transaction_id)
-        search = GroupSearch(
-            self._staging.groups, self._ctx, handle, self._where(made), self._staging.keys_of, self._pause
-        )
+        where, keys_of = self._where(made), self._staging.keys_of
+        search = GroupSearch(self._staging.groups, self._ctx, handle, where, keys_of, self._pause, self._commit)
         failures = 0
         problem: str | None = None
         rewrite: _Rewrite | None = None

@@ -3,6 +3,10 @@
 Upserts of one key must reach the table in the order of their checkpoints. All rows of a key pass through one subtask,
 which commits its transactions in order. Only two cases need more: a subtask that commits for others, and a job whose
 parallelism has changed while transactions wait for a verdict.
+
+A rewind restores the table before the first commit that it removes (S9.3). So also transactions with other keys are
+committed in the order of their checkpoints: a subtask that finds an older one of its run commits that first. The permit
+for a checkpoint permits all earlier ones.
 """
 
 from __future__ import annotations
@@ -133,6 +137,7 @@ class GroupSearch:
         where: the sink and transaction, for messages.
         keys_of: reads the keys of a transaction; raises TidegateError if they are lost.
         pause: waits for a time in seconds; raises if the run ends.
+        commit_first: commits a transaction that another subtask of the run staged for an older checkpoint.
     """
 
     def __init__(
@@ -143,6 +148,7 @@ class GroupSearch:
         where: str,
         keys_of: Callable[[Committable], pa.Table],
         pause: Callable[[float], None],
+        commit_first: Callable[[Committable], None],
     ) -> None:
         self._groups = groups
         self._ctx = ctx
@@ -151,7 +157,9 @@ class GroupSearch:
         self._where = where
         self._keys_of = keys_of
         self._pause = pause
+        self._commit_first = commit_first
         self._order = Wait(ORDER_TIMEOUT_S)
+        self._older = Wait(LEADER_TIMEOUT_S)
         self._leader = Wait(LEADER_TIMEOUT_S)
 
     def found(
@@ -159,7 +167,7 @@ class GroupSearch:
     ) -> list[GroupMember] | None:
         """Return the transactions to commit together, this one among them, in order of their subtasks.
 
-        None: another subtask must commit first, and was awaited; read the table again.
+        None: another transaction must be committed first, and was awaited or committed; read the table again.
 
         Args:
             is_committed: whether the transaction of a subtask and checkpoint is committed in the table that was read.
@@ -174,6 +182,10 @@ class GroupSearch:
         older = [r for r in open_ones if r.checkpoint_id < made.checkpoint_id]
         if any(self._must_precede(record) for record in older):
             self._await_order(older[0].checkpoint_id)
+            return None
+        others_of_run = [r for r in older if r.is_of_run(made) and r.subtask != made.subtask]
+        if others_of_run:
+            self._pass_on(others_of_run[0])
             return None
         # A subtask with an older transaction commits both itself, in their order.
         behind = {record.subtask for record in older}
@@ -197,6 +209,14 @@ class GroupSearch:
         if record.is_of_run(self._made) or owns_leftovers_of(self._ctx, record.subtask):
             return False
         return self._groups.parallelism_of(record) not in (None, int(self._handle.data["of"]))
+
+    def _pass_on(self, record: StagedRecord) -> None:
+        """Wait for the subtask of an older transaction, then commit it: the subtask may have died."""
+        if record.subtask < self._made.subtask and not self._older.is_over:
+            self._pause(self._older.step())
+        # None: it is committed, and so its record was removed.
+        elif (handle := self._groups.read(record.path)) is not None:
+            self._commit_first(handle)
 
     def _await_order(self, oldest: int) -> None:
         if self._order.is_over:
