@@ -361,7 +361,9 @@ def test_fetched_values_equal_those_in_the_stream_whatever_the_columns_are_named
     names = "id int PRIMARY KEY, n int, k int, k0 int, t int"
     large = "c char(9000), b bytea, j json, bits varbit, words text[], empty text"
     table = make(f"{names}, {large}")
-    table.run("".join(f"ALTER TABLE $t ALTER {name} SET STORAGE EXTERNAL;" for name in ("c", "b", "j", "bits", "words")))
+    table.run(
+        "".join(f"ALTER TABLE $t ALTER {name} SET STORAGE EXTERNAL;" for name in ("c", "b", "j", "bits", "words"))
+    )
     table.run(
         "INSERT INTO $t VALUES (1, 1, 1, 1, 1, repeat('x', 5000), decode(repeat('00ff5c', 3000), 'hex'),"
         """ ('{"a" :  "' || repeat('y', 5000) || '"}')::json, repeat('10', 20000)::varbit,"""

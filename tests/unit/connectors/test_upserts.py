@@ -171,6 +171,107 @@ def test_iceberg_stores_an_empty_text_in_a_partition_column(tmp_path: Path) -> N
     assert table.rows() == []
 
 
+FAR_DAYS = [2_932_897, -900_000, 0, 2_932_896]
+"""Days since 1970-01-01 of years 10000, -495, 1970 and 9999: Python has no dates for the first two."""
+
+
+def live_files(table: Upserted) -> list[str]:
+    if isinstance(table, UpsertedDelta):
+        return table.written.file_uris()
+    assert isinstance(table, UpsertedIceberg)
+    tasks = table.catalog.load_table(table.name).scan().plan_files()
+    return [task.file.file_path.removeprefix("file://") for task in tasks]
+
+
+def values(table: Upserted) -> list[int]:
+    """Column `v` of the live files: delta-rs and Python cannot show the other columns."""
+    return sorted(v for file in live_files(table) for v in pq.read_table(file, columns=["v"])["v"].to_pylist())
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.date32(), pa.timestamp("us"), pa.timestamp("us", "UTC")], ids=["date", "timestamp", "with zone"]
+)
+@pytest.mark.parametrize("where", ["key", "value", "partition"])
+def test_dates_and_times_outside_the_calendar_of_python(make: Make, kind: pa.DataType, where: str) -> None:
+    if where == "partition" and not pa.types.is_date(kind):
+        pytest.skip("Delta has no partitions of timestamps")
+    number = pa.array(FAR_DAYS, pa.int32()) if pa.types.is_date(kind) else pa.array([d * 10**11 for d in FAR_DAYS])
+    far, keys = number.cast(kind), pa.array(range(4), pa.int64())
+    schema = pa.schema([change_kind_field(), ("k", kind if where == "key" else pa.int64()), ("v", pa.int64())])
+    options = {}
+    if where != "key":
+        schema = schema.append(pa.field("at", kind))
+        options = {"partition_by": "at"} if where == "partition" else {}
+    table = make(schema, **options)
+    writer = table.writer()
+
+    def batch(v: int) -> pa.RecordBatch:
+        columns = [["insert"] * 4, far if where == "key" else keys, [v] * 4, *([] if where == "key" else [far])]
+        return pa.RecordBatch.from_arrays(list(map(pa.array, columns)), schema=schema)
+
+    if where == "partition" and isinstance(table, UpsertedIceberg):
+        writer.write(batch(1))
+        with pytest.raises(DataError, match="outside years 1 to 9999 in partition 'at'"):
+            writer.prepare_commit(1)()
+        return
+    for checkpoint_id in (1, 2):
+        writer.write(batch(checkpoint_id))
+        writer.commit(writer.prepare_commit(checkpoint_id)())
+    assert values(table) == [2] * 4
+    writer.write(batch(3).slice(0, 1))
+    writer.commit(writer.prepare_commit(3)())
+    assert values(table) == [2, 2, 2, 3]
+    table.rewind(1)()
+    assert values(table) == [1] * 4
+
+
+def test_far_dates_of_another_program_do_not_disturb_upserts_in_delta(tmp_path: Path) -> None:
+    schema = pa.schema([change_kind_field(), ("k", pa.date32()), ("v", pa.int64()), ("p", pa.date32())])
+    table = UpsertedDelta(tmp_path, schema, partition_by="p")
+    writer = table.writer()
+    table.commit(writer, 1, ("insert", date(2020, 1, 1), 1, None))
+    far = pa.array(FAR_DAYS[:2], pa.int32()).cast(pa.date32())
+    table.append(pa.table({"k": far, "v": [7, 8], "p": far}))
+    table.commit(writer, 2, ("insert", date(2020, 1, 1), 2, None))
+    assert values(table) == [2, 7, 8]
+    writer.write(pa.RecordBatch.from_arrays([["delete"], far[:1], [0], pa.nulls(1, pa.date32())], schema=schema))
+    writer.commit(writer.prepare_commit(3)())
+    assert values(table) == [2, 8]
+
+
+def test_a_key_with_a_dot_is_not_confused_with_a_field_of_a_structure(make: Make) -> None:
+    schema = pa.schema([change_kind_field(), ("a.b", pa.int64()), ("a", pa.struct([("b", pa.int64())]))])
+    table = make(schema, key="a.b")
+    if isinstance(table, UpsertedIceberg):
+        with pytest.raises(PipelineError, match="multiple fields for name a.b"):
+            table.sink().check(schema)
+        return
+    writer = table.writer()
+    for n in (1, 2):
+        table.commit(writer, n, ("insert", 1, {"b": 100 * n}), ("insert", n + 10, {"b": n}))
+    assert table.rows() == [(1, {"b": 200}), (11, {"b": 1}), (12, {"b": 2})]
+
+
+def test_a_null_among_the_values_of_a_dictionary_is_no_key(make: Make) -> None:
+    kind = pa.dictionary(pa.int8(), pa.string())
+    schema = pa.schema([change_kind_field(), ("k", kind), ("v", pa.int64())])
+    keys = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), pa.array(["a", None]))
+    with pytest.raises(DataError, match="1 rows have null in key column 'k'"):
+        make(schema).writer().write(pa.RecordBatch.from_arrays([["insert"] * 2, keys, [1, 2]], schema=schema))
+
+
+def test_partitions_with_long_texts(make: Make) -> None:
+    """Names of folders are cut, and stay different."""
+    table = make(partition_by="shop")
+    writer = table.writer()
+    long = ["ä" * 300 + end for end in "xy"]
+    for v in "12":
+        table.commit(writer, int(v), *(("insert", n, shop, v) for n, shop in enumerate(long)))
+    assert table.rows() == [(0, long[0], "2"), (1, long[1], "2")]
+    files = [file for file in table.folder.rglob("*.parquet") if "shop=" in str(file)]
+    assert len({file.parent for file in files}) == 2
+
+
 def test_a_key_of_partition_columns_alone_replaces_whole_partitions(make: Make) -> None:
     table = make(key="shop", partition_by="shop")
     writer = table.writer()
@@ -181,12 +282,7 @@ def test_a_key_of_partition_columns_alone_replaces_whole_partitions(make: Make) 
 
 def stored(table: Upserted) -> list[dict[str, Any]]:
     """The rows in the live data files, as any reader of Parquet sees them."""
-    if isinstance(table, UpsertedDelta):
-        files = table.written.file_uris()
-    else:
-        assert isinstance(table, UpsertedIceberg)
-        files = [task.file.file_path for task in table.catalog.load_table(table.name).scan().plan_files()]
-    found = [row for file in files for row in pq.read_table(file.removeprefix("file://")).to_pylist()]
+    found = [row for file in live_files(table) for row in pq.read_table(file).to_pylist()]
     return sorted(found, key=lambda row: int(row["k"]))
 
 

@@ -73,8 +73,8 @@ class DeltaUpsertWriter(DeltaWriter):
     1. Read the log, and look for the transaction there and for its marker, as `DeltaWriter` does.
 
     2. Find the group of the transaction (`GroupSearch`): the transactions that other subtasks staged for the same
-    checkpoint. Wait if another subtask leads the group, or has older rows. Older rows that are not committed in time are
-    committed first. After each wait go to step 1.
+    checkpoint. Wait if another subtask leads the group, or has older rows. If these are not committed in time, commit
+    them first. After each wait go to step 1.
 
     3. Move the data files of the group to their places. Find the files of the table that hold one of the keys, and
     write their other rows to new files.
