@@ -13,6 +13,7 @@ import pytest
 from postgres_server import PostgresServer, drop_slot
 
 from tidegate import PostgresTable
+from tidegate.change_rows import old_columns_of
 from tidegate.connectors.interface import SourceContext, SourceReader, Split
 from tidegate.connectors.postgres.source import change_feed, table_watch
 from tidegate.errors import FencedError, OutageError, PipelineError, SnapshotError
@@ -158,6 +159,25 @@ def test_with_the_full_replica_identity_changes_have_the_old_row(make: Any) -> N
         change("insert", id=2, v="b"),
         change("delete", id=2, v="b"),
     ]
+
+
+def test_complete_old_rows_are_declared_and_checked(make: Any) -> None:
+    """A filter may use every column, so old rows must have every column as long as the job runs."""
+    table = make()
+    table.run("INSERT INTO $t VALUES (1, 'a')")
+    assert old_columns_of(table.source().schema()) == {"id"}
+    with pytest.raises(PipelineError, match="old rows are not complete; run ALTER TABLE ... REPLICA IDENTITY FULL"):
+        table.source(old_rows="complete").schema()
+    table.run("ALTER TABLE $t REPLICA IDENTITY FULL")
+    assert old_columns_of(table.source(old_rows="complete").schema()) is None
+    assert old_columns_of(table.source().schema()) == {"id"}, "the table's setting may change later"
+    reading = table.read(old_rows="complete")
+    reading.rows(1)
+    table.run("UPDATE $t SET v = 'b'")
+    assert [row["change_kind"] for row in reading.rows(2)] == ["update_before", "update_after"]
+    table.run("ALTER TABLE $t REPLICA IDENTITY DEFAULT; UPDATE $t SET v = 'c'")
+    error = reading.failure()
+    assert isinstance(error, PipelineError) and "is not FULL, as old_rows='complete' demands" in str(error)
 
 
 def test_a_restore_in_the_middle_of_a_transaction_continues_after_its_last_change(make: Any) -> None:

@@ -73,8 +73,7 @@ class DeltaUpsertWriter(DeltaWriter):
     1. Read the log, and look for the transaction there and for its marker, as `DeltaWriter` does.
 
     2. Find the group of the transaction (`GroupSearch`): the transactions that other subtasks staged for the same
-    checkpoint. Wait if another subtask leads the group, or has older rows. If these are not committed in time, commit
-    them first. After each wait go to step 1.
+    checkpoint. Wait if another subtask leads the group, or has older rows. After each wait go to step 1.
 
     3. Move the data files of the group to their places. Find the files of the table that hold one of the keys, and
     write their other rows to new files.
@@ -172,8 +171,9 @@ class DeltaUpsertWriter(DeltaWriter):
             super()._commit(handle)
             return
         made = parse_transaction_id(handle.transaction_id)
-        where, keys_of = self._where(made), self._staging.keys_of
-        search = GroupSearch(self._staging.groups, self._ctx, handle, where, keys_of, self._pause, self._commit)
+        search = GroupSearch(
+            self._staging.groups, self._ctx, handle, self._where(made), self._staging.keys_of, self._pause
+        )
         failures = 0
         problem: str | None = None
         rewrite: _Rewrite | None = None

@@ -69,7 +69,7 @@ class IcebergUpsertWriter(IcebergWriter):
     keys beside them. A commit differs from the commit of `IcebergWriter` in two steps:
 
     - Before the group of the transaction is committed, the writer waits until no other subtask has rows of an older
-      checkpoint (`GroupSearch`). Rows that its run staged, and that are not committed in time, it commits first.
+      checkpoint (`GroupSearch`).
     - It finds the files of the branch that hold one of the keys, and writes their other rows to new files. The snapshot
       removes the files found, and adds the files written and staged. It fails if the branch has changed since it was
       searched. So the files found are all files with these keys, whoever writes to the table.
@@ -144,16 +144,11 @@ class IcebergUpsertWriter(IcebergWriter):
     def _commit(self, handle: Committable) -> None:
         if "keys" in handle.data:
             where = self._where(parse_transaction_id(handle.transaction_id))
-            groups, keys_of = self._staging.groups, self._staging.keys_of
-            self._search = GroupSearch(groups, self._ctx, handle, where, keys_of, self._pause, self._commit_first)
+            self._search = GroupSearch(
+                self._staging.groups, self._ctx, handle, where, self._staging.keys_of, self._pause
+            )
         self._members, self._rewrite, self._rewritten = (), None, ()
         super()._commit(handle)
-
-    def _commit_first(self, handle: Committable) -> None:
-        """Commit an older transaction within the commit of another."""
-        kept = self._search, self._members, self._rewrite, self._rewritten
-        self._commit(handle)
-        self._search, self._members, self._rewrite, self._rewritten = kept
 
     def _refuse_mode(self, handle: Committable) -> None:
         """Refuse nothing: a transaction that was staged with mode="append" is appended."""

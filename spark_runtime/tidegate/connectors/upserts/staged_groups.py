@@ -4,9 +4,8 @@ Upserts of one key must reach the table in the order of their checkpoints. All r
 which commits its transactions in order. Only two cases need more: a subtask that commits for others, and a job whose
 parallelism has changed while transactions wait for a verdict.
 
-A rewind restores the table before the first commit that it removes (S9.3). So also transactions with other keys are
-committed in the order of their checkpoints: a subtask that finds an older one of its run commits that first. The permit
-for a checkpoint permits all earlier ones.
+A rewind restores the table before the first commit that it removes (S9.3). So a subtask also waits some time for older
+transactions of its run with other keys. It cannot commit them itself: they may belong to a rejected checkpoint (S7.8).
 """
 
 from __future__ import annotations
@@ -137,7 +136,6 @@ class GroupSearch:
         where: the sink and transaction, for messages.
         keys_of: reads the keys of a transaction; raises TidegateError if they are lost.
         pause: waits for a time in seconds; raises if the run ends.
-        commit_first: commits a transaction that another subtask of the run staged for an older checkpoint.
     """
 
     def __init__(
@@ -148,7 +146,6 @@ class GroupSearch:
         where: str,
         keys_of: Callable[[Committable], pa.Table],
         pause: Callable[[float], None],
-        commit_first: Callable[[Committable], None],
     ) -> None:
         self._groups = groups
         self._ctx = ctx
@@ -157,9 +154,9 @@ class GroupSearch:
         self._where = where
         self._keys_of = keys_of
         self._pause = pause
-        self._commit_first = commit_first
         self._order = Wait(ORDER_TIMEOUT_S)
         self._older = Wait(LEADER_TIMEOUT_S)
+        self._is_late = False
         self._leader = Wait(LEADER_TIMEOUT_S)
 
     def found(
@@ -167,7 +164,7 @@ class GroupSearch:
     ) -> list[GroupMember] | None:
         """Return the transactions to commit together, this one among them, in order of their subtasks.
 
-        None: another transaction must be committed first, and was awaited or committed; read the table again.
+        None: another subtask should commit first, and was awaited; read the table again.
 
         Args:
             is_committed: whether the transaction of a subtask and checkpoint is committed in the table that was read.
@@ -183,9 +180,7 @@ class GroupSearch:
         if any(self._must_precede(record) for record in older):
             self._await_order(older[0].checkpoint_id)
             return None
-        others_of_run = [r for r in older if r.is_of_run(made) and r.subtask != made.subtask]
-        if others_of_run:
-            self._pass_on(others_of_run[0])
+        if self._awaits_older([r for r in older if r.is_of_run(made) and r.subtask != made.subtask]):
             return None
         # A subtask with an older transaction commits both itself, in their order.
         behind = {record.subtask for record in older}
@@ -210,13 +205,25 @@ class GroupSearch:
             return False
         return self._groups.parallelism_of(record) not in (None, int(self._handle.data["of"]))
 
-    def _pass_on(self, record: StagedRecord) -> None:
-        """Wait for the subtask of an older transaction, then commit it: the subtask may have died."""
-        if record.subtask < self._made.subtask and not self._older.is_over:
+    def _awaits_older(self, records: Sequence[StagedRecord]) -> bool:
+        """Pause while other subtasks have older transactions of this run. Return False if none are awaited any more."""
+        if not records or self._is_late:
+            return False
+        if not self._older.is_over:
             self._pause(self._older.step())
-        # None: it is committed, and so its record was removed.
-        elif (handle := self._groups.read(record.path)) is not None:
-            self._commit_first(handle)
+            return True
+        self._is_late = True
+        logger.warning(
+            "%s: subtask %d has not committed its rows of checkpoint %d for %.0f s, so a rewind to checkpoints from %d "
+            "to %d may be refused",
+            self._where,
+            records[0].subtask,
+            records[0].checkpoint_id,
+            LEADER_TIMEOUT_S,
+            records[0].checkpoint_id,
+            self._made.checkpoint_id - 1,
+        )
+        return False
 
     def _await_order(self, oldest: int) -> None:
         if self._order.is_over:

@@ -104,6 +104,8 @@ class ServerTable:
     def _problems_of_identity(self, relation: Relation) -> Sequence[str]:
         if relation.replica_identity == "n":
             return ["the replica identity is NOTHING"]
+        if relation.replica_identity != "f" and self._options.old_rows == "complete":
+            return ["the replica identity is not FULL, as old_rows='complete' demands"]
         sent = {column.name for column in relation.columns if column.in_key}
         key = {column.name for column in self._key}
         if relation.replica_identity != "f" and sent != key:
