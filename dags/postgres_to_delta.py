@@ -91,6 +91,13 @@ with DAG(
         "table": Param("public.customers", type="string", title="Table with a primary key"),
         "key": Param(["id"], type="array", items={"type": "string"}, title="Columns of the primary key"),
         "out": Param(LAKE, type="string", title="Folder of the Delta table"),
+        "columns": Param(None, type=["null", "array"], items={"type": "string"}, title="Columns; empty: all"),
+        "types": Param(
+            {}, type="object", title='Types for columns that Delta lacks, such as {"opens": "string"}: see the page'
+        ),
+        "missing_values": Param(
+            "fail", type="string", enum=["fail", "fetch"], title="Large values that an update does not contain"
+        ),
         "interval": Param("1 min", type="string", title="Checkpoint interval: how old the Delta table may be"),
         "most_files": Param(50, type="integer", title="Compact the Delta table if it has more files"),
         "master": Param("local[1]", type="string", title="Spark master"),
@@ -105,6 +112,9 @@ with DAG(
             "table": "{{ params.table }}",
             "key": "{{ params.key }}",
             "out": "{{ params.out }}",
+            "columns": "{{ params.columns }}",
+            "types": "{{ params.types }}",
+            "missing_values": "{{ params.missing_values }}",
         },
         options={"parallelism": 1, "checkpoint_interval": "{{ params.interval }}"},
         master="{{ params.master }}",

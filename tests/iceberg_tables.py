@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Summary
+from pyiceberg.typedef import Record
 
 TABLE = "shop.numbers"
 
@@ -60,3 +63,38 @@ def expire_all_but_the_newest(table: Table) -> None:
     heads = {ref.snapshot_id for ref in table.refs().values()}
     gone = [snapshot.snapshot_id for snapshot in table.snapshots() if snapshot.snapshot_id not in heads]
     table.maintenance.expire_snapshots().by_ids(gone).commit()
+
+
+def delete_positions(table: Table, name: str, file: str, positions: Sequence[int]) -> str:
+    """Delete rows of a data file by position, as engines do that merge on read. Returns the delete file's path.
+
+    Args:
+        name: of the delete file.
+        file: path of the data file.
+    """
+    path = f"{table.location()}/data/{name}.parquet"
+    local = path.removeprefix("file://")
+    removed = pa.table({"file_path": [file] * len(positions), "pos": pa.array(positions, pa.int64())})
+    ids = [pa.field("file_path", pa.string(), False, {"PARQUET:field_id": "2147483546"})]
+    ids.append(pa.field("pos", pa.int64(), False, {"PARQUET:field_id": "2147483545"}))
+    pq.write_table(removed.cast(pa.schema(ids)), local)
+    delete = DataFile.from_args(
+        content=DataFileContent.POSITION_DELETES,
+        file_path=path,
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        record_count=len(positions),
+        file_size_in_bytes=Path(local).stat().st_size,
+    )
+    delete.spec_id = 0
+    with table.transaction() as transaction, transaction.update_snapshot().overwrite() as update:
+        update.append_data_file(delete)
+        writer = update.new_manifest_writer
+
+        def deletes_manifest(spec: Any) -> Any:
+            made = writer(spec)
+            made.content = lambda: ManifestContent.DELETES  # type: ignore[method-assign]
+            return made
+
+        update.new_manifest_writer = deletes_manifest  # type: ignore[method-assign]
+    return path

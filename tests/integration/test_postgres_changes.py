@@ -13,6 +13,7 @@ import pytest
 from postgres_server import PostgresServer, drop_slot
 
 from tidegate import PostgresTable
+from tidegate.change_rows import old_columns_of
 from tidegate.connectors.interface import SourceContext, SourceReader, Split
 from tidegate.connectors.postgres.source import change_feed, table_watch
 from tidegate.errors import FencedError, OutageError, PipelineError, SnapshotError
@@ -158,6 +159,25 @@ def test_with_the_full_replica_identity_changes_have_the_old_row(make: Any) -> N
         change("insert", id=2, v="b"),
         change("delete", id=2, v="b"),
     ]
+
+
+def test_complete_old_rows_are_declared_and_checked(make: Any) -> None:
+    """A filter may use every column, so old rows must have every column as long as the job runs."""
+    table = make()
+    table.run("INSERT INTO $t VALUES (1, 'a')")
+    assert old_columns_of(table.source().schema()) == {"id"}
+    with pytest.raises(PipelineError, match="old rows are not complete; run ALTER TABLE ... REPLICA IDENTITY FULL"):
+        table.source(old_rows="complete").schema()
+    table.run("ALTER TABLE $t REPLICA IDENTITY FULL")
+    assert old_columns_of(table.source(old_rows="complete").schema()) is None
+    assert old_columns_of(table.source().schema()) == {"id"}, "the table's setting may change later"
+    reading = table.read(old_rows="complete")
+    reading.rows(1)
+    table.run("UPDATE $t SET v = 'b'")
+    assert [row["change_kind"] for row in reading.rows(2)] == ["update_before", "update_after"]
+    table.run("ALTER TABLE $t REPLICA IDENTITY DEFAULT; UPDATE $t SET v = 'c'")
+    error = reading.failure()
+    assert isinstance(error, PipelineError) and "is not FULL, as old_rows='complete' demands" in str(error)
 
 
 def test_a_restore_in_the_middle_of_a_transaction_continues_after_its_last_change(make: Any) -> None:
@@ -354,6 +374,27 @@ def test_an_unchanged_large_value_is_refused_fetched_or_in_the_old_row(make: Any
     table.run("ALTER TABLE $t REPLICA IDENTITY FULL")
     table.run("UPDATE $t SET v = 'c'")
     assert fetching.rows(2)[1] == change("update_after", id=1, v="c", big=big)
+
+
+def test_fetched_values_equal_those_in_the_stream_whatever_the_columns_are_named(make: Any) -> None:
+    """A cast to text strips the blanks of char(n), and names of the query must not hide columns of the table."""
+    names = "id int PRIMARY KEY, n int, k int, k0 int, t int"
+    large = "c char(9000), b bytea, j json, bits varbit, words text[], empty text"
+    table = make(f"{names}, {large}")
+    table.run(
+        "".join(f"ALTER TABLE $t ALTER {name} SET STORAGE EXTERNAL;" for name in ("c", "b", "j", "bits", "words"))
+    )
+    table.run(
+        "INSERT INTO $t VALUES (1, 1, 1, 1, 1, repeat('x', 5000), decode(repeat('00ff5c', 3000), 'hex'),"
+        """ ('{"a" :  "' || repeat('y', 5000) || '"}')::json, repeat('10', 20000)::varbit,"""
+        """ array_fill('a "b" '::text, ARRAY[2000]), NULL)"""
+    )
+    options = {"missing_values": "fetch", "types": {"words": pa.string(), "bits": pa.string()}}
+    reading = table.read(**options)
+    (copied,) = reading.rows(1)
+    table.run("UPDATE $t SET n = 2, t = 5")
+    assert len(copied["c"]) == 9000
+    assert reading.rows(1) == [{**copied, "change_kind": "update_after", "n": 2, "t": 5}]
 
 
 def test_a_key_that_changed_is_deleted_though_the_row_is_gone_when_its_value_is_fetched(make: Any) -> None:

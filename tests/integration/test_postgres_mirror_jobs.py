@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
 from builders.sinks import forget_sinks, new_sink_name
+from deltalake import DeltaTable
 from postgres_server import PostgresServer, drop_slot
 
 from tidegate import Postgres, PostgresTable
@@ -21,6 +24,7 @@ from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 _numbers = count()
+ROOT = Path(__file__).parents[2]
 ROWS = 40_000
 ROUNDS = 200_000
 
@@ -211,3 +215,57 @@ def test_all_ranges_see_one_state_and_a_scan_gives_the_same_rows_in_both_modes(p
     for sink in sinks:
         assert sorted(collected(sink).table()["id"].to_pylist()) == list(range(1, 5001))
     forget_sinks("sink")
+
+
+class RecipeMirror(Mirror):
+    """The pipeline of the recipe, for a table whose columns Delta lacks."""
+
+    def __init__(self, postgres: PostgresServer, folder: Path) -> None:
+        super().__init__(postgres, 0)
+        self.folder = folder
+        self.source = f"awkward_{self.number}"
+        columns = "opens time, lasts interval, tags text[], price numeric, big text"
+        generated = "twice int GENERATED ALWAYS AS (1) STORED"
+        self.sql.execute(f"CREATE TABLE {self.source} (id int PRIMARY KEY, v int, {columns}, {generated})")
+        self.sql.execute(f"ALTER TABLE {self.source} ALTER big SET STORAGE EXTERNAL")
+
+    def _build(self) -> Pipeline:
+        name = "recipe_table_mirror"
+        spec = importlib.util.spec_from_file_location(name, ROOT / "dags" / "pipelines" / "table_mirror.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        made: Pipeline = module.build(
+            {
+                "dsn": self.postgres.dsn,
+                "password": self.postgres.password,
+                "table": f"public.{self.source}",
+                "key": ["id"],
+                "out": str(self.folder),
+                "columns": ["id", "v", "opens", "lasts", "tags", "price", "big"],
+                "types": {"opens": "string", "lasts": "string", "tags": "string", "price": "decimal(20, 4)"},
+                "missing_values": "fetch",
+            }
+        )
+        return made
+
+    def rows(self, table: str) -> list[tuple[Any, ...]]:
+        if table == self.target:
+            return sorted(tuple(row.values()) for row in DeltaTable(str(self.folder)).to_pyarrow_table().to_pylist())
+        columns = "id, v, opens::text, lasts::text, tags::text, price::numeric(20, 4), big"
+        return list(self.sql.execute(f"SELECT {columns} FROM {table} ORDER BY 1").fetchall())
+
+
+def test_the_recipe_mirrors_types_that_delta_lacks_and_large_values(postgres: PostgresServer, tmp_path: Path) -> None:
+    mirror = RecipeMirror(postgres, tmp_path / "table")
+    try:
+        values = "time '08:30', interval '1 month', ARRAY['a', 'b c'], 1.25, repeat('x', 9000)"
+        mirror.sql.execute(f"INSERT INTO {mirror.source} SELECT g, 0, {values} FROM generate_series(1, 20) g")
+        run = mirror.job.submit()
+        mirror.catches_up(run)
+        mirror.sql.execute(f"UPDATE {mirror.source} SET v = 1 WHERE id > 10; DELETE FROM {mirror.source} WHERE id = 3")
+        mirror.catches_up(run)
+        assert len(mirror.rows(mirror.target)) == 19
+        run.crash()
+    finally:
+        mirror.end()

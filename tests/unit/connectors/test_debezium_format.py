@@ -12,7 +12,7 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from tidegate.change_rows import change_kind_column
+from tidegate.change_rows import change_kind_column, old_columns_of
 from tidegate.connectors.formats.interface import DecodedRecords
 from tidegate.errors import OptionError, PipelineError
 from tidegate.formats import Avro, Debezium, Json, Raw
@@ -56,6 +56,13 @@ def test_events_become_change_rows_in_order() -> None:
     ]
     assert found.records is not None and found.records.to_pylist() == [0, 1, 1, 3, 5] and not found.bad
     assert change_kind_column(found.batch.schema) == "change_kind"
+
+
+def test_the_options_say_which_columns_old_rows_have() -> None:
+    key = Json({"id": "int64"})
+    assert old_columns_of(Debezium(Json(TABLE)).schema()) is None
+    assert old_columns_of(Debezium(Json(TABLE), updates="after").schema()) == frozenset()
+    assert old_columns_of(Debezium(Json(TABLE), updates="after", key=key).schema()) == {"id"}
 
 
 def test_events_with_and_without_the_wrapper_are_read() -> None:

@@ -19,7 +19,7 @@ from builders.delta_tables import SCHEMA, Growing, actions_of, found_by, golden,
 from deltalake import DeltaTable as Written
 from deltalake import write_deltalake
 
-from tidegate.change_rows import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE, change_kind_column
+from tidegate.change_rows import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE, change_kind_column, old_columns_of
 from tidegate.connectors.delta.log import log_files
 from tidegate.connectors.delta.log.log_files import LogFiles
 from tidegate.connectors.delta.source import table_enumerator
@@ -477,6 +477,7 @@ def test_change_rows_replayed_in_order_give_the_table(tmp_path: Path) -> None:
 def test_the_kind_of_change_is_declared_in_the_schema(tmp_path: Path) -> None:
     growing = Growing(tmp_path, **{"delta.enableChangeDataFeed": "true"})
     source = follow(growing, changes=True)
+    assert old_columns_of(source.schema()) is None, "the table's changes hold whole rows"
     assert change_kind_column(source.schema()) == "change_kind"
     assert source.schema().names == [*SCHEMA.names, "change_kind"]
     found = source.found_schema()

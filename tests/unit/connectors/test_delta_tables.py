@@ -17,11 +17,10 @@ from deltalake import DeltaTable, Schema
 from deltalake.schema import Field, PrimitiveType
 
 from tidegate.change_rows import change_kind_field
-from tidegate.connectors.delta.data_files import MAX_FOLDER_CHARACTERS
 from tidegate.connectors.delta.delta_log import DeltaLog, log_options
 from tidegate.connectors.delta.delta_sink import Delta
 from tidegate.connectors.files.sink import file_writer
-from tidegate.connectors.files.sink.hive_partitions import by_partition
+from tidegate.connectors.files.sink.hive_partitions import MAX_FOLDER_CHARACTERS, by_partition
 from tidegate.connectors.interface import SinkWriter
 from tidegate.connectors.transactions import SinkContext
 from tidegate.errors import MissingExtraError, OptionError, PipelineError
@@ -71,6 +70,45 @@ def test_types_that_delta_stores_otherwise_keep_their_values(tmp_path: Path) -> 
     assert stored.schema.field("at_ms").type == pa.timestamp("us", "UTC")
     (found,), (given,) = stored.to_pylist(), table.to_pylist()
     assert found == {**given, "at_paris": moment}
+
+
+LOCAL = pa.timestamp("us")
+HIDDEN = [
+    pa.map_(pa.string(), LOCAL),
+    pa.map_(pa.string(), pa.list_(pa.struct([("t", LOCAL)]))),
+    pa.struct([("m", pa.map_(pa.string(), LOCAL))]),
+]
+
+
+@pytest.mark.parametrize("kind", HIDDEN, ids=str)
+def test_a_table_that_no_reader_could_open_is_not_created(tmp_path: Path, kind: pa.DataType) -> None:
+    """delta-rs does not find a timestamp without zone in a map, so it does not declare the table's feature."""
+    schema = pa.schema([("n", pa.int64()), ("hidden", kind)])
+    with pytest.raises(PipelineError, match="cannot be created.*only inside maps.*'hidden'"):
+        Delta(tmp_path).check(schema)
+    writer = Delta(tmp_path).create_writer(context(schema))
+    writer.write(pa.record_batch([[1], pa.nulls(1, kind)], schema=schema))
+    with pytest.raises(PipelineError, match="cannot be created"):
+        writer.commit(writer.prepare_commit(1)())
+    assert not (tmp_path / "_delta_log").exists()
+    write(tmp_path / "shown", pa.table([[1], pa.nulls(1, kind), pa.nulls(1, LOCAL)], names=["n", "hidden", "shown"]))
+    assert DeltaTable(tmp_path / "shown").to_pyarrow_table().num_rows == 1
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(LOCAL),
+        pa.list_(pa.list_(LOCAL)),
+        pa.list_(pa.struct([("t", LOCAL)])),
+        pa.struct([("s", pa.struct([("t", LOCAL)]))]),
+        pa.map_(pa.string(), pa.timestamp("us", "UTC")),
+    ],
+    ids=str,
+)
+def test_nested_timestamps_are_written(tmp_path: Path, kind: pa.DataType) -> None:
+    write(tmp_path, pa.table([[1], pa.nulls(1, kind)], names=["n", "nested"]))
+    assert DeltaTable(tmp_path).to_pyarrow_table().num_rows == 1
 
 
 def test_rows_are_filed_by_partition_and_read_back_with_their_values(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from iceberg_tables import TABLE, compact, opened, sqlite_catalog
+from iceberg_tables import TABLE, compact, delete_positions, opened, sqlite_catalog
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
@@ -216,44 +217,55 @@ def test_a_filter_may_use_columns_that_are_not_read(growing: Growing) -> None:
 
 def test_rows_removed_by_position_are_not_read(growing: Growing, tmp_path: Path) -> None:
     """The delete file is one that other engines write: merge-on-read."""
-    from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent
-    from pyiceberg.typedef import Record
-
     growing.append(6)
-    table = growing.table
-    (task,) = table.scan().plan_files()
-    path = f"{table.location()}/data/deletes.parquet"
-    import pyarrow.parquet as pq
-
-    removed = pa.table({"file_path": [task.file.file_path] * 2, "pos": pa.array([1, 4], pa.int64())})
-    ids = [pa.field("file_path", pa.string(), False, {"PARQUET:field_id": "2147483546"})]
-    ids.append(pa.field("pos", pa.int64(), False, {"PARQUET:field_id": "2147483545"}))
-    pq.write_table(removed.cast(pa.schema(ids)), path.removeprefix("file://"))
-    delete = DataFile.from_args(
-        content=DataFileContent.POSITION_DELETES,
-        file_path=path,
-        file_format=FileFormat.PARQUET,
-        partition=Record(),
-        record_count=2,
-        file_size_in_bytes=Path(path.removeprefix("file://")).stat().st_size,
-    )
-    delete.spec_id = 0
-    with table.transaction() as transaction, transaction.update_snapshot().overwrite() as update:
-        update.append_data_file(delete)
-        writer = update.new_manifest_writer
-
-        def deletes_manifest(spec: Any) -> Any:
-            made = writer(spec)
-            made.content = lambda: ManifestContent.DELETES
-            return made
-
-        update.new_manifest_writer = deletes_manifest  # type: ignore[method-assign]
+    (task,) = growing.table.scan().plan_files()
+    path = delete_positions(growing.table, "deletes", task.file.file_path, [1, 4])
     (split,) = splits_of(growing.source())
     assert split.data["deletes"] == [[path, "PARQUET"]]
     assert numbers(growing.source()) == [0, 2, 3, 5]
     assert numbers(growing.source(filter="n > 2")) == [3, 5]
     Path(path.removeprefix("file://")).unlink()
     assert "deletes.parquet is missing" in growing.source().unavailable_splits([split])[0][1]
+
+
+LINES = pa.list_(pa.struct([("x", pa.int32())]))
+PRICES = pa.map_(pa.string(), pa.struct([("x", pa.int32())]))
+
+
+def test_null_and_empty_lists_and_maps_of_structures_differ(tmp_path: Path) -> None:
+    """pyiceberg's reader and writer turn null into an empty value, so the file is one of another writer."""
+    properties = sqlite_catalog(tmp_path)
+    nested = {
+        "lines": pa.array([None, [], [{"x": 1}, None]], LINES),
+        "deep": pa.array([[None, [], [{"x": 1}]], [], None], pa.list_(LINES)),
+        "prices": pa.array([[("a", {"x": 1})], None, []], PRICES),
+        "lists": pa.array([None, [("a", None), ("b", [])], []], pa.map_(pa.string(), LINES)),
+        "inner": pa.array([{"l": None}, None, {"l": []}], pa.struct([("l", LINES)])),
+    }
+    rows = pa.table(nested)
+    made = opened(properties).create_table(TABLE, rows.schema)
+    pq.write_table(rows, tmp_path / "theirs.parquet")
+    made.add_files([f"file://{tmp_path}/theirs.parquet"])
+    assert read(IcebergTable(TABLE, catalog=properties)) == rows.to_pylist()
+
+
+def test_nested_columns_are_found_by_field_id(tmp_path: Path) -> None:
+    """Fields in lists are renamed, moved, widened and added after the files were written."""
+    from pyiceberg.types import LongType, StringType
+
+    properties = sqlite_catalog(tmp_path)
+    line = pa.struct([("x", pa.int32()), ("y", pa.int32())])
+    rows = pa.table({"n": [1, 2, 3], "lines": pa.array([[{"x": 1, "y": 2}], None, []], pa.list_(line))})
+    made = opened(properties).create_table(TABLE, rows.schema)
+    pq.write_table(rows, tmp_path / "theirs.parquet")
+    made.add_files([f"file://{tmp_path}/theirs.parquet"])
+    with made.update_schema() as update:
+        update.rename_column("lines.element.x", "first")
+        update.update_column("lines.element.y", field_type=LongType())
+        update.move_first("lines.element.y")
+        update.add_column(("lines", "element", "more"), StringType())
+    wanted = [[{"y": 2, "first": 1, "more": None}], None, []]
+    assert [row["lines"] for row in read(IcebergTable(TABLE, catalog=properties))] == wanted
 
 
 def test_rows_removed_by_equality_are_refused(growing: Growing, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,6 +20,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamWriter, DataSourc
 from tidegate.connectors.interface import SinkWriter
 from tidegate.connectors.leftovers import ALL_CHECKPOINTS, NeededTransactions
 from tidegate.connectors.pyspark import data_source_writer
+from tidegate.connectors.pyspark.batch_records import BatchRecords
 from tidegate.connectors.pyspark.pyspark_sink import PySparkSink
 from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.errors import AlreadyExistsError, DataError, OptionError, PipelineError, SinkConflictError, SnapshotError
@@ -271,6 +273,31 @@ def test_a_write_that_fails_is_given_up_without_a_message(world: World) -> None:
     with pytest.raises(ValueError, match="-1 cannot be written"):
         writer.prepare_commit(6)()
     assert world.target.calls("abort") == [("6", [None])] and world.files() == []
+
+
+def test_a_write_that_ends_the_process_is_given_up_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Target, "stage", lambda *_: sys.exit(3))
+    writer = world.writer()
+    writer.write(numbers(0, 1))
+    with pytest.raises(SystemExit):
+        writer.prepare_commit(6)()
+    assert world.target.calls("abort") == [("6", [None])]
+
+
+def test_a_restore_before_a_commit_without_a_marker_gives_its_batch_up(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page demands that the class compares numbers, because only the class knows of the commit."""
+    writer = world.writer()
+    handles = prepared(writer, 4, 0, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(BatchRecords, "mark", lambda *_: (_ for _ in ()).throw(ConnectionError("died")))
+        with pytest.raises(ConnectionError):
+            writer.commit(handles)
+    world.identity.run = 2
+    monkeypatch.setattr(Target, "abort", lambda self, *given: self.log("abort", *given))
+    world.writer().recover(3)
+    assert [batch for batch, _ in world.target.calls("abort")] == ["4"] and world.numbers() == [0]
 
 
 def test_an_abort_that_fails_is_logged_and_the_job_goes_on(
@@ -591,6 +618,9 @@ def test_a_class_without_the_writer_is_refused(tmp_path: Path) -> None:
 def test_a_column_without_a_type_of_spark_is_refused() -> None:
     with pytest.raises(PipelineError, match="Spark has no type for column 'half' of type halffloat"):
         PySparkSink(Rows).check(pa.schema([("half", pa.float16())]))
+    with pytest.raises(PipelineError, match=r"Spark has no type for column 'wide' of type decimal256\(39, 2\)"):
+        PySparkSink(Rows).check(pa.schema([("wide", pa.decimal256(39, 2))]))
+    PySparkSink(Rows).check(pa.schema([("wide", pa.decimal256(38, 2))]))
 
 
 def test_a_job_without_a_directory_needs_a_staging_folder() -> None:

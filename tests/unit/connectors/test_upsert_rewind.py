@@ -20,7 +20,11 @@ from tidegate.connectors.files.sink.file_rewind import FileRewind
 from tidegate.connectors.files.sink.file_writer import FileWriter
 from tidegate.connectors.files.sink.marker_packs import MarkerPacks
 from tidegate.connectors.iceberg import table_rewind
+from tidegate.connectors.quarantine import Quarantine
+from tidegate.connectors.upserts.staged_groups import LEADER_TIMEOUT_S
 from tidegate.errors import SinkConflictError, TidegateError
+from tidegate.jobs.history.verdicts import WithheldRange
+from tidegate.jobs.stores.store_registry import open_store
 
 Make = Callable[..., Upserted]
 
@@ -99,6 +103,61 @@ def test_a_rewind_covers_all_subtasks_and_refuses_their_zombies(make: Make) -> N
         with pytest.raises(TidegateError):
             writer.commit(mine)
     assert [row[2] for row in table.rows()] == ["1", "1"]
+
+
+@pytest.mark.parametrize("older", [0, 1])
+def test_checkpoints_are_committed_in_their_order_so_that_each_can_be_kept(make: Make, older: int) -> None:
+    """S7.8, S9.3: one approval covers 2 and 3, and the subtask with rows of 3 begins first."""
+    table = make()
+    writers = [table.writer(subtask, 2) for subtask in (0, 1)]
+    table.commit(writers[0], 1, ("insert", 0, "a", "1"))
+    old = table.staged(writers[older], 2, ("insert", 10, "a", "2"))
+    new = table.staged(writers[1 - older], 3, ("insert", 20, "a", "3"))
+    waits: list[float] = []
+
+    def wait(pause: float) -> None:
+        waits.append(pause)
+        if len(waits) == 3:
+            writers[older].commit(old)
+
+    writers[1 - older]._wait = wait  # type: ignore[attr-defined]
+    writers[1 - older].commit(new)
+    assert len(waits) == 3 and table.left_staged() == []
+    assert [row[2] for row in table.rows()] == ["1", "2", "3"]
+    table.rewind(2)()
+    assert [row[2] for row in table.rows()] == ["1", "2"]
+
+
+def test_a_subtask_that_never_commits_its_older_rows_delays_others_once(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its rows are not committed by others, because their checkpoint may be rejected (S7.8)."""
+    table = make()
+    writers = [table.writer(subtask, 2) for subtask in (0, 1)]
+    table.commit(writers[0], 1, ("insert", 0, "a", "1"))
+    old, new = (table.staged(w, n, ("insert", 10 * n, "a", f"{n}")) for w, n in zip(writers, (2, 3), strict=True))
+    waits: list[float] = []
+    writers[1]._wait = waits.append  # type: ignore[attr-defined]
+    writers[1].commit(new)
+    assert LEADER_TIMEOUT_S <= sum(waits) < LEADER_TIMEOUT_S + 1
+    assert [row[2] for row in table.rows()] == ["1", "3"] and "to checkpoints from 2 to 2 may be refused" in caplog.text
+    writers[0].commit(old)
+    with pytest.raises(SinkConflictError, match="was committed in between"):
+        table.rewind(2)
+    table.rewind(1)()
+    assert [row[2] for row in table.rows()] == ["1"]
+
+
+def test_nobody_waits_for_rows_in_quarantine(make: Make, tmp_path: Path) -> None:
+    table = make()
+    writers = [table.writer(subtask, 2) for subtask in (0, 1)]
+    rejected, later = (table.staged(w, n, ("insert", n, "a", f"{n}")) for w, n in zip(writers, (2, 3), strict=True))
+    into = Quarantine(open_store(str(tmp_path / "root")), "job/quarantine", WithheldRange(1, (2,), "anna", "wrong"))
+    table.sink().quarantine(table.context(0, 2), rejected, into)
+    waits: list[float] = []
+    writers[1]._wait = waits.append  # type: ignore[attr-defined]
+    writers[1].commit(later)
+    assert waits == [] and [row[2] for row in table.rows()] == ["3"]
 
 
 # ------------------------------------------------------------ what others did

@@ -19,6 +19,7 @@ import pytest
 from builders.delta_tables import actions_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from iceberg_tables import delete_positions
 from upserted_tables import CHANGES, KINDS, ROWS, Change, Upserted, UpsertedDelta, UpsertedIceberg
 
 from tidegate.change_rows import change_kind_field
@@ -141,12 +142,169 @@ def test_keys_of_several_columns_and_a_partition_column_in_the_key(make: Make) -
     assert table.rows() == sorted(((*key, v) for key, v in wanted.items()), key=repr)
 
 
+def test_delta_refuses_an_empty_text_in_a_partition_column(tmp_path: Path) -> None:
+    """The log has the same text for it as for null, so that a key would never be found again."""
+    for kind in (pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())):
+        schema = pa.schema([change_kind_field(), ("k", kind), ("v", pa.int64())])
+        writer = UpsertedDelta(tmp_path, schema, partition_by="k").writer()
+        batch = pa.RecordBatch.from_arrays([["insert"] * 2, pa.array(["a", ""], kind), [1, 2]], schema=schema)
+        with pytest.raises(DataError, match="1 rows have an empty text in partition column 'k'"):
+            writer.write(batch)
+    table = UpsertedDelta(tmp_path, partition_by="shop")
+    writer = table.writer()
+    with pytest.raises(DataError, match="partition column 'shop'"):
+        writer.write(table.batch([("insert", 1, "", "x")]))
+    table.commit(writer, 1, ("insert", 1, None, "x"), ("insert", 2, "a", ""), ("delete", 1, "", None))
+    assert table.rows() == [(2, "a", "")], "the row of a deletion is not stored"
+    appender = UpsertedDelta(tmp_path / "appended", ROWS, partition_by="shop", mode="append", key=()).writer()
+    with pytest.raises(DataError, match="partition column 'shop'"):
+        appender.write(pa.RecordBatch.from_arrays([[1], [""], ["x"]], schema=ROWS))
+
+
+def test_iceberg_stores_an_empty_text_in_a_partition_column(tmp_path: Path) -> None:
+    table = UpsertedIceberg(tmp_path, key=("shop", "k"), partition_by="shop")
+    writer = table.writer()
+    for checkpoint_id in (1, 2):
+        table.commit(writer, checkpoint_id, ("insert", 1, "", f"{checkpoint_id}"))
+    assert table.rows() == [(1, "", "2")]
+    table.commit(writer, 3, ("delete", 1, "", None))
+    assert table.rows() == []
+
+
+FAR_DAYS = [2_932_897, -900_000, 0, 2_932_896]
+"""Days since 1970-01-01 of years 10000, -495, 1970 and 9999: Python has no dates for the first two."""
+
+
+def live_files(table: Upserted) -> list[str]:
+    if isinstance(table, UpsertedDelta):
+        return table.written.file_uris()
+    assert isinstance(table, UpsertedIceberg)
+    tasks = table.catalog.load_table(table.name).scan().plan_files()
+    return [task.file.file_path.removeprefix("file://") for task in tasks]
+
+
+def values(table: Upserted) -> list[int]:
+    """Column `v` of the live files: delta-rs and Python cannot show the other columns."""
+    return sorted(v for file in live_files(table) for v in pq.read_table(file, columns=["v"])["v"].to_pylist())
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.date32(), pa.timestamp("us"), pa.timestamp("us", "UTC")], ids=["date", "timestamp", "with zone"]
+)
+@pytest.mark.parametrize("where", ["key", "value", "partition"])
+def test_dates_and_times_outside_the_calendar_of_python(make: Make, kind: pa.DataType, where: str) -> None:
+    if where == "partition" and not pa.types.is_date(kind):
+        pytest.skip("Delta has no partitions of timestamps")
+    number = pa.array(FAR_DAYS, pa.int32()) if pa.types.is_date(kind) else pa.array([d * 10**11 for d in FAR_DAYS])
+    far, keys = number.cast(kind), pa.array(range(4), pa.int64())
+    schema = pa.schema([change_kind_field(), ("k", kind if where == "key" else pa.int64()), ("v", pa.int64())])
+    options = {}
+    if where != "key":
+        schema = schema.append(pa.field("at", kind))
+        options = {"partition_by": "at"} if where == "partition" else {}
+    table = make(schema, **options)
+    writer = table.writer()
+
+    def batch(v: int) -> pa.RecordBatch:
+        columns = [["insert"] * 4, far if where == "key" else keys, [v] * 4, *([] if where == "key" else [far])]
+        return pa.RecordBatch.from_arrays(list(map(pa.array, columns)), schema=schema)
+
+    if where == "partition" and isinstance(table, UpsertedIceberg):
+        writer.write(batch(1))
+        with pytest.raises(DataError, match="outside years 1 to 9999 in partition 'at'"):
+            writer.prepare_commit(1)()
+        return
+    for checkpoint_id in (1, 2):
+        writer.write(batch(checkpoint_id))
+        writer.commit(writer.prepare_commit(checkpoint_id)())
+    assert values(table) == [2] * 4
+    writer.write(batch(3).slice(0, 1))
+    writer.commit(writer.prepare_commit(3)())
+    assert values(table) == [2, 2, 2, 3]
+    table.rewind(1)()
+    assert values(table) == [1] * 4
+
+
+def test_far_dates_of_another_program_do_not_disturb_upserts_in_delta(tmp_path: Path) -> None:
+    schema = pa.schema([change_kind_field(), ("k", pa.date32()), ("v", pa.int64()), ("p", pa.date32())])
+    table = UpsertedDelta(tmp_path, schema, partition_by="p")
+    writer = table.writer()
+    table.commit(writer, 1, ("insert", date(2020, 1, 1), 1, None))
+    far = pa.array(FAR_DAYS[:2], pa.int32()).cast(pa.date32())
+    table.append(pa.table({"k": far, "v": [7, 8], "p": far}))
+    table.commit(writer, 2, ("insert", date(2020, 1, 1), 2, None))
+    assert values(table) == [2, 7, 8]
+    writer.write(pa.RecordBatch.from_arrays([["delete"], far[:1], [0], pa.nulls(1, pa.date32())], schema=schema))
+    writer.commit(writer.prepare_commit(3)())
+    assert values(table) == [2, 8]
+
+
+def test_a_key_with_a_dot_is_not_confused_with_a_field_of_a_structure(make: Make) -> None:
+    schema = pa.schema([change_kind_field(), ("a.b", pa.int64()), ("a", pa.struct([("b", pa.int64())]))])
+    table = make(schema, key="a.b")
+    if isinstance(table, UpsertedIceberg):
+        with pytest.raises(PipelineError, match="multiple fields for name a.b"):
+            table.sink().check(schema)
+        return
+    writer = table.writer()
+    for n in (1, 2):
+        table.commit(writer, n, ("insert", 1, {"b": 100 * n}), ("insert", n + 10, {"b": n}))
+    assert table.rows() == [(1, {"b": 200}), (11, {"b": 1}), (12, {"b": 2})]
+
+
+def test_a_null_among_the_values_of_a_dictionary_is_no_key(make: Make) -> None:
+    kind = pa.dictionary(pa.int8(), pa.string())
+    schema = pa.schema([change_kind_field(), ("k", kind), ("v", pa.int64())])
+    keys = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), pa.array(["a", None]))
+    with pytest.raises(DataError, match="1 rows have null in key column 'k'"):
+        make(schema).writer().write(pa.RecordBatch.from_arrays([["insert"] * 2, keys, [1, 2]], schema=schema))
+
+
+def test_partitions_with_long_texts(make: Make) -> None:
+    """Names of folders are cut, and stay different."""
+    table = make(partition_by="shop")
+    writer = table.writer()
+    long = ["ä" * 300 + end for end in "xy"]
+    for v in "12":
+        table.commit(writer, int(v), *(("insert", n, shop, v) for n, shop in enumerate(long)))
+    assert table.rows() == [(0, long[0], "2"), (1, long[1], "2")]
+    files = [file for file in table.folder.rglob("*.parquet") if "shop=" in str(file)]
+    assert len({file.parent for file in files}) == 2
+
+
 def test_a_key_of_partition_columns_alone_replaces_whole_partitions(make: Make) -> None:
     table = make(key="shop", partition_by="shop")
     writer = table.writer()
     table.commit(writer, 1, ("insert", 1, "a", "x"), ("insert", 2, "b", "x"))
     table.commit(writer, 2, ("insert", 3, "a", "y"), ("delete", 0, "b", None))
     assert table.rows() == [(3, "a", "y")]
+
+
+def stored(table: Upserted) -> list[dict[str, Any]]:
+    """The rows in the live data files, as any reader of Parquet sees them."""
+    found = [row for file in live_files(table) for row in pq.read_table(file).to_pylist()]
+    return sorted(found, key=lambda row: int(row["k"]))
+
+
+def test_the_other_rows_of_a_rewritten_file_keep_their_values(make: Make) -> None:
+    """Null and empty differ, at any depth."""
+    item = pa.struct([("x", pa.int32())])
+    kinds = [pa.list_(item), pa.map_(pa.string(), item), pa.list_(pa.list_(item)), pa.struct([("l", pa.list_(item))])]
+    schema = pa.schema([change_kind_field(), ("k", pa.int64()), *((f"c{n}", kind) for n, kind in enumerate(kinds))])
+    table = make(schema)
+    writer = table.writer()
+    table.commit(
+        writer,
+        1,
+        ("insert", 1, None, None, None, None),
+        ("insert", 2, [], [], [], {"l": None}),
+        ("insert", 3, [{"x": 1}, None], [("a", None), ("b", {"x": None})], [None, [], [{"x": 2}]], {"l": []}),
+        ("insert", 4, None, None, None, None),
+    )
+    before = stored(table)
+    assert before[0] == {"k": 1, "c0": None, "c1": None, "c2": None, "c3": None}
+    table.commit(writer, 2, ("delete", 4, None, None, None, None))
+    assert len(table.rest_files()) == 1 and stored(table) == before[:3]
 
 
 def test_rows_of_another_program_with_the_same_key_are_replaced_all(make: Make) -> None:
@@ -406,6 +564,28 @@ def test_rows_that_appear_after_the_search_are_found_by_the_next_attempt(
     monkeypatch.setattr(module.KeyedFiles, "affected", overtaken)  # type: ignore[attr-defined]
     table.commit(writer, 2, ("delete", 1, None, None))
     assert len(searches) == 2 and [row[0] for row in table.rows()] == [2]
+
+
+def test_rows_that_another_program_deletes_by_position_during_a_commit_stay_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same data file is affected in both attempts, but fewer of its rows stay in the second."""
+    table = UpsertedIceberg(tmp_path)
+    writer = table.writer()
+    table.commit(writer, 1, *rows(0, 1, 2, 3, 4))
+    interruption = Interruption(table, monkeypatch)
+
+    def delete(attempt: int) -> None:
+        if attempt <= 2:
+            written = table.catalog.load_table(table.name)
+            (task,) = written.scan().plan_files()
+            delete_positions(written, f"deletes-{attempt}", task.file.file_path, [attempt])
+
+    interruption.before = delete
+    table.commit(writer, 2, ("update_after", 3, "a", "ours"))
+    assert interruption.attempts == 3
+    assert [(row[0], row[2]) for row in table.rows()] == [(0, "new"), (3, "ours"), (4, "new")]
+    assert len(table.rest_files()) == 1, "files of failed attempts are deleted"
 
 
 def test_a_compaction_during_a_commit_loses_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

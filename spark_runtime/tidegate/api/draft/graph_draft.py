@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from tidegate.api.draft.change_flow import refuse_changes
 from tidegate.api.draft.stream_time import StreamEventTime
-from tidegate.change_rows import change_kind_column
 from tidegate.connectors.interface import Sink, Source
 from tidegate.errors import PipelineError
 from tidegate.operators.operator_spec import OperatorSpec
@@ -227,22 +227,3 @@ def require_uid(uid: object, kind: str, location: str) -> str:
 def optional_uid(uid: object, kind: str, location: str) -> str | None:
     """Return the uid, checked, or None."""
     return None if uid is None else require_uid(uid, kind, location)
-
-
-def refuse_changes(graph: JobGraph) -> None:
-    """Raise PipelineError if an operator reads change rows, but would take each of them for a new row."""
-    for node in graph.nodes:
-        takes = "all" if node.spec is None else node.spec.change_inputs
-        if takes == "all":
-            continue
-        for edge in node.inputs[1 if takes == "first" else 0 :]:
-            column = change_kind_column(graph.edge_schema(edge))
-            if column is not None:
-                what = f"{node.kind} {node.uid!r}"
-                raise PipelineError(
-                    f"{what} cannot process change rows",
-                    where=f"{what} at {node.location}",
-                    cause=f"column {column!r} has the kind of each change, and each change would be a new row",
-                    remedy=f"Keep the inserted rows only, and leave out {column!r}; or write the changes to a sink "
-                    "that applies them",
-                )

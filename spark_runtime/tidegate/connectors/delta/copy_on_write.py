@@ -20,7 +20,7 @@ from tidegate.connectors.delta.log.table_state import state_of
 from tidegate.connectors.delta.source.column_values import conformed
 from tidegate.connectors.delta.source.file_rows import opened_file
 from tidegate.connectors.files.sink.hive_partitions import partition_text
-from tidegate.connectors.upserts.key_set import KeySet, has_plain_order
+from tidegate.connectors.upserts.key_set import KeySet, has_plain_order, ordered
 from tidegate.errors import SinkConflictError
 
 if TYPE_CHECKING:
@@ -36,13 +36,13 @@ class TableFile:
 
     Attributes:
         path: as the log has it, decoded: relative to the table's folder, or absolute.
-        partition: values of the partition columns by name.
+        partition: values of the partition columns by name, with the types of the table.
         bounds: key column -> smallest and largest value, as far as its statistics state them.
     """
 
     path: str
     size_bytes: int
-    partition: Mapping[str, Any]
+    partition: Mapping[str, pa.Scalar]
     bounds: Mapping[str, tuple[Any, Any]]
 
     @property
@@ -86,19 +86,24 @@ class KeyedFiles:
         """Yield the files that may hold a key, by their statistics and partitions."""
         actions = pa.table(table.get_add_actions(flatten=True))
         there = set(actions.column_names)
-        ordered = [name for name in self._keys.names if has_plain_order(self.rows.field(name).type)]
-        bounded = [name for name in ordered if {f"min.{name}", f"max.{name}"} <= there]
-        parts = [name for name in there if name.startswith("partition.")]
-        wanted = ["path", "size_bytes", *parts, *(f"{end}.{name}" for name in bounded for end in ("min", "max"))]
-        for row in actions.select(wanted).to_pylist():
-            partition = {name.removeprefix("partition."): row[name] for name in parts}
-            ends = {name: (row[f"min.{name}"], row[f"max.{name}"]) for name in bounded}
+        columns = [name for name in self._keys.names if has_plain_order(self.rows.field(name).type)]
+        bounds: dict[str, tuple[Any, Any]] = {}
+        for name in columns:
             # A column of a partition has no statistics; its value is both bounds.
-            ends |= {name: (partition[name],) * 2 for name in ordered if name in partition}
-            bounds = {name: (low, high) for name, (low, high) in ends.items() if low is not None and high is not None}
-            file = TableFile(unquote(row["path"]), row["size_bytes"], partition, bounds)
-            if self._keys.may_be_within(bounds):
-                yield file
+            is_partition = f"partition.{name}" in there
+            ends = (f"partition.{name}",) * 2 if is_partition else (f"min.{name}", f"max.{name}")
+            # A name with a dot cannot be distinguished from a field of a structure.
+            if there.issuperset(ends) and (is_partition or "." not in name):
+                bounds[name] = tuple(ordered(actions[end]).to_pylist() for end in ends)
+        parts = [(name.removeprefix("partition."), actions[name]) for name in there if name.startswith("partition.")]
+        for n, (path, size) in enumerate(
+            zip(actions["path"].to_pylist(), actions["size_bytes"].to_pylist(), strict=True)
+        ):
+            ends_of = {name: (low[n], high[n]) for name, (low, high) in bounds.items()}
+            known = {name: (low, high) for name, (low, high) in ends_of.items() if low is not None and high is not None}
+            if self._keys.may_be_within(known):
+                partition = {name: values[n].cast(self.rows.field(name).type) for name, values in parts}
+                yield TableFile(unquote(path), size, partition, known)
 
     def _has_key(self, file: TableFile) -> bool:
         if file.path not in self._known:
@@ -112,8 +117,7 @@ class KeyedFiles:
             if name in batch.schema.names:
                 columns.append(batch.column(name))
             else:
-                value = pa.scalar(file.partition[name], self.rows.field(name).type)
-                columns.append(pa.repeat(value, batch.num_rows))
+                columns.append(pa.repeat(file.partition[name], batch.num_rows))
         return self._keys.holds(columns)
 
     def staying(self, file: TableFile) -> Iterator[pa.RecordBatch]:
@@ -127,7 +131,7 @@ class KeyedFiles:
             values = [
                 kept.column(field.name)
                 if field.name in kept.schema.names
-                else pa.repeat(pa.scalar(file.partition[field.name], field.type), kept.num_rows)
+                else pa.repeat(file.partition[field.name], kept.num_rows)
                 for field in self.rows
             ]
             yield pa.RecordBatch.from_arrays(values, schema=self.rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -16,11 +15,9 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from tidegate.connectors.files.sink.encoded_file import EncodedFile
-from tidegate.connectors.files.sink.hive_partitions import NULL_FOLDER
+from tidegate.connectors.files.sink.hive_partitions import NULL_FOLDER, cut_name
 from tidegate.connectors.files.sink.parquet_encoding import ParquetEncoding
 
-MAX_FOLDER_CHARACTERS = 100
-"""Most characters of a partition's folder name; a longer value is cut and made unique by a digest."""
 MAX_BOUND_CHARACTERS = 32
 """Most characters of a string's smallest and largest value in the statistics; longer values are left out."""
 
@@ -52,10 +49,7 @@ class DataFile(EncodedFile):
 
 def _folder(name: str, value: str | None) -> str:
     """Return the folder's name. It serves people, and stores that spread load by prefix; the log holds the value."""
-    text = f"{quote(name, safe='')}={NULL_FOLDER if value is None else quote(value, safe='')}"
-    if len(text) <= MAX_FOLDER_CHARACTERS:
-        return text
-    return f"{text[: MAX_FOLDER_CHARACTERS - 9]}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return cut_name(f"{quote(name, safe='')}={NULL_FOLDER if value is None else quote(value, safe='')}")
 
 
 def statistics(source: str | IO[bytes], schema: pa.Schema) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tidegate.connectors.delta.delta_schema import check_rewritable, check_table, delta_schema
+from tidegate.connectors.delta.delta_schema import check_creatable, check_rewritable, check_table, delta_schema
 from tidegate.connectors.storage import S3_PROTOCOLS, sync_to_disk
 from tidegate.errors import MissingExtraError, OutageError, PipelineError
 from tidegate.extras import installation
@@ -170,7 +170,7 @@ class DeltaLog:
 
     def find_or_create(self) -> DeltaTable:
         """Return the table in its present state, and create it if needed. If two callers create it at once, one
-        succeeds.
+        succeeds. Raises as `find`; PipelineError also if delta-rs cannot create such a table.
         """
         from deltalake import CommitProperties, DeltaTable
         from deltalake.exceptions import DeltaError
@@ -178,6 +178,7 @@ class DeltaLog:
         table = self.find()
         if table is not None:
             return table
+        check_creatable(self._stored, self._url)
         problem = "the table was removed immediately after its creation"
         try:
             DeltaTable.create(

@@ -133,6 +133,37 @@ def _check_partitioning(stored: pa.Schema, partition_by: Sequence[str], url: str
         )
 
 
+def check_creatable(stored: pa.Schema, url: str) -> None:
+    """Check that delta-rs can create a table of these columns.
+
+    It declares the feature `timestampNtz` for a timestamp without zone, except for one inside a map. Without the
+    feature, no reader opens the table.
+
+    Args:
+        stored: result of `stored_schema`.
+
+    Raises:
+        PipelineError: with the columns.
+    """
+    hidden = [field.name for field in stored if _has_plain_timestamp(field.type, in_maps=True)]
+    if hidden and not any(_has_plain_timestamp(field.type) for field in stored):
+        raise PipelineError(
+            "the Delta table cannot be created, because timestamps without zone are only inside maps",
+            where=url,
+            cause=f"columns {', '.join(map(repr, hidden))}; delta-rs creates a table for them that no reader opens",
+            remedy="Cast the timestamps to timestamps with a zone; or create the table first, with Spark and the table "
+            "property delta.feature.timestampNtz=supported",
+        )
+
+
+def _has_plain_timestamp(kind: pa.DataType, *, in_maps: bool = False) -> bool:
+    """Return whether a type is or contains a timestamp without zone. Args: in_maps: search maps, too."""
+    if pt.is_map(kind) and not in_maps:
+        return False
+    inner = [kind.field(n).type for n in range(kind.num_fields)]
+    return (pt.is_timestamp(kind) and kind.tz is None) or any(_has_plain_timestamp(k, in_maps=in_maps) for k in inner)
+
+
 def check_table(table: DeltaTable, stored: pa.Schema, partition_by: Sequence[str], url: str) -> None:
     """Check that files of these columns can be appended to the table as it is now.
 

@@ -13,7 +13,7 @@ from tidegate.change_rows import change_kind_column
 from tidegate.connectors.delta.delta_log import DeltaLog, log_options, require_deltalake
 from tidegate.connectors.delta.delta_restore import DeltaRestore
 from tidegate.connectors.delta.delta_rewind import DeltaRewind
-from tidegate.connectors.delta.delta_schema import stored_schema
+from tidegate.connectors.delta.delta_schema import check_creatable, stored_schema
 from tidegate.connectors.delta.delta_upsert_writer import DeltaUpsertWriter
 from tidegate.connectors.delta.delta_writer import DeltaWriter
 from tidegate.connectors.delta.log.log_files import LogFiles
@@ -117,10 +117,13 @@ class Delta(Sink):
             )
         check_key(rows_schema(schema), self._key, self._url)
         filesystem, root = open_filesystem(self._url, self._storage_options)
-        log, _ = self._log(filesystem, root, schema)
+        log, stored = self._log(filesystem, root, schema)
         check_target_folder(filesystem, root, self._url)
+        table = log.find()
+        if table is None:
+            check_creatable(stored, self._url)
         files = [path for path in list_folder(filesystem, root)[0] if path.endswith(".parquet")]
-        if log.find() is None and files:
+        if table is None and files:
             raise PipelineError(
                 "the folder of the Delta sink holds Parquet files, but is not a Delta table",
                 where=files[0],

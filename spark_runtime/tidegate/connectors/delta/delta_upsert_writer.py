@@ -10,12 +10,20 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from fsspec import AbstractFileSystem
 
+from tidegate.change_rows import DELETE, UPDATE_BEFORE, change_kind_column
 from tidegate.clock import utc_now
 from tidegate.connectors.delta.copy_on_write import KeyedFiles, TableFile
 from tidegate.connectors.delta.delta_log import TRANSACTIONS, UPSERTED, DeltaLog
-from tidegate.connectors.delta.delta_writer import COMMIT_ATTEMPTS, DeltaWriter, add_actions, application_id
+from tidegate.connectors.delta.delta_writer import (
+    COMMIT_ATTEMPTS,
+    DeltaWriter,
+    add_actions,
+    application_id,
+    refuse_empty_texts,
+)
 from tidegate.connectors.delta.log.log_files import LogFiles
 from tidegate.connectors.files.sink.file_writer import FileCut
 from tidegate.connectors.files.sink.sink_layout import FileLayout
@@ -65,8 +73,7 @@ class DeltaUpsertWriter(DeltaWriter):
     1. Read the log, and look for the transaction there and for its marker, as `DeltaWriter` does.
 
     2. Find the group of the transaction (`GroupSearch`): the transactions that other subtasks staged for the same
-    checkpoint. Wait if another subtask leads the group, or has older rows that may have the same keys. After each wait
-    go to step 1.
+    checkpoint. Wait if another subtask leads the group, or has older rows. After each wait go to step 1.
 
     3. Move the data files of the group to their places. Find the files of the table that hold one of the keys, and
     write their other rows to new files.
@@ -105,6 +112,9 @@ class DeltaUpsertWriter(DeltaWriter):
         plain = replace(ctx, schema=rows_schema(ctx.schema))
         super().__init__(filesystem, layout, plain, cut, log, stored, partition_by)
         self._log_files = files
+        self._kind = change_kind_column(ctx.schema)
+        self._key_partitions = [name for name in self._partition_by if name in key]
+        self._needed = [*self._partition_by, *([] if self._kind is None else [self._kind])]
         self._closing = threading.Event()
         self._wait = wait or self._closing.wait
 
@@ -118,8 +128,24 @@ class DeltaUpsertWriter(DeltaWriter):
     # ------------------------------------------------------------ staging
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add the batch to the running transaction."""
+        """Add the batch to the running transaction.
+
+        Raises:
+            DataError: null in a key column, an unknown kind of change, or an empty text in a partition column.
+        """
+        if self._partition_by:
+            where = f"sink {self._ctx.uid!r}, subtask {self._ctx.subtask}"
+            # A deletion of such a key would find no row, so it is refused as well.
+            refuse_empty_texts(batch, self._key_partitions, where)
+            refuse_empty_texts(self._stored_rows(batch.select(self._needed)), self._partition_by, where)
         self._staging.write(batch)
+
+    def _stored_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows that do not only delete their key."""
+        if self._kind is None:
+            return batch
+        deletes = pc.is_in(batch.column(self._kind), pa.array([DELETE, UPDATE_BEFORE]))
+        return batch.filter(pc.invert(deletes))
 
     def prepare_commit(self, checkpoint_id: int) -> Callable[[], Sequence[Committable]]:
         """Close the running transaction. The returned function stages the newest row of each key."""

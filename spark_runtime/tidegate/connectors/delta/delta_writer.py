@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
 from fsspec import AbstractFileSystem
 
 from tidegate.connectors.delta.data_files import DataFile
@@ -18,7 +20,7 @@ from tidegate.connectors.files.sink.marker_packs import PackListing
 from tidegate.connectors.files.sink.parquet_encoding import ParquetEncoding
 from tidegate.connectors.files.sink.sink_layout import FileLayout
 from tidegate.connectors.transactions import Committable, SinkContext, TransactionId, parse_transaction_id
-from tidegate.errors import OutageError, SinkConflictError
+from tidegate.errors import DataError, OutageError, SinkConflictError
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -75,8 +77,10 @@ class DeltaWriter(FileWriter):
         self._in_files = pa.schema([field for field in stored if field.name not in self._partition_by])
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add the batch to the running transaction."""
-        super().write(batch.cast(self._stored))
+        """Add the batch to the running transaction. Raises DataError for an empty text in a partition column."""
+        stored = batch.cast(self._stored)
+        refuse_empty_texts(stored, self._partition_by, f"sink {self._ctx.uid!r}, subtask {self._ctx.subtask}")
+        super().write(stored)
 
     def _begin_file(self, values: PartitionValues) -> DataFile:
         """Open a file whose entry in the handle holds the fields of the log's add action."""
@@ -177,6 +181,31 @@ class DeltaWriter(FileWriter):
         files = add_actions(handle.data["files"], self._publish_files(handle))
         metadata = {TRANSACTION: handle.transaction_id}
         return self._log.append(table, application_id(made), made.checkpoint_id, files, metadata)
+
+
+def refuse_empty_texts(batch: pa.RecordBatch, partition_by: Sequence[str], where: str) -> None:
+    """Check that no partition column holds an empty text, because the log has the same text for it as for null.
+
+    Raises:
+        DataError: a row has one.
+    """
+    for name in partition_by:
+        values = batch.column(name)
+        # A dictionary's values may be text; partition columns of other types have no empty values.
+        texts = values.cast(pa.string()) if not _is_plain(values.type) else None
+        found = 0 if texts is None else pc.sum(pc.equal(pc.binary_length(texts), 0)).as_py() or 0
+        if found:
+            raise DataError(
+                f"{found:,} rows have an empty text in partition column {name!r}",
+                where=where,
+                cause="a Delta table cannot distinguish it from null, so readers would see null",
+                remedy="Filter these rows, write another text or null into the column before the sink, or leave the "
+                "column out of partition_by=",
+            )
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    return pt.is_integer(kind) or pt.is_boolean(kind) or pt.is_date(kind)
 
 
 def add_actions(files: Sequence[Mapping[str, Any]], targets: Sequence[str]) -> list[AddAction]:

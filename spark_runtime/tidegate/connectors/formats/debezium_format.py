@@ -68,7 +68,8 @@ class Debezium(Format):
             `schema` and `payload`. Another format, such as `Avro`, has the envelope with `before`, `after` and `op`.
         key: format of the keys, with columns of the table. It is used for deletes without `before`. None: these are
             refused.
-        updates: `both` (default), or `after`: an update gives only the row after it, and needs no `before`.
+        updates: `both` (default): `before` must hold the complete row, also of deletes. `after`: an update gives only
+            the row after it, and needs no `before`; then filters may use only the columns of `key`.
         on_truncate: `refuse` (default) the event of a truncated table (`t`), or `ignore` it.
         change_kind: name of the column with the kind. Default: `change_kind`.
         metadata: column -> value of the envelope, such as `{"changed_at": "source.ts_ms"}`. `ts_ms`, `ts_us` and
@@ -131,7 +132,7 @@ class Debezium(Format):
         row = _row_type(envelope, self._value)
         fields = [
             *(field.with_nullable(True) for field in row),
-            change_kind_field(self._change_kind),
+            change_kind_field(self._change_kind, old_columns=self._old_columns()),
             *(pa.field(one.column, _metadata_type(envelope, one, self._value)) for one in self._metadata),
         ]
         names = [field.name for field in fields]
@@ -145,6 +146,11 @@ class Debezium(Format):
             )
         self._check_key(row)
         return pa.schema(fields)
+
+    def _old_columns(self) -> Sequence[str] | Literal["all"]:
+        if self._updates == "both":
+            return "all"
+        return self._key.schema().names if self._key is not None else ()
 
     def _check_key(self, row: pa.DataType) -> None:
         columns = {field.name: field.type for field in row}

@@ -6,8 +6,7 @@ pyiceberg writes no delete files, so a file with such a row is written again wit
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from datetime import date, timedelta
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +15,8 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from tidegate.connectors.iceberg.catalog import IcebergCatalog
+from tidegate.connectors.iceberg.data_file_rows import file_batches
 from tidegate.connectors.iceberg.table_columns import plain_schema
-from tidegate.connectors.iceberg.table_reading import file_batches
 from tidegate.connectors.upserts.key_set import Bounds, KeySet, has_plain_order
 from tidegate.errors import SinkConflictError
 
@@ -28,7 +27,16 @@ if TYPE_CHECKING:
     from pyiceberg.table import FileScanTask, Table
     from pyiceberg.types import NestedField
 
-EPOCH = date(1970, 1, 1)
+FIRST_DAY, LAST_DAY = (day.toordinal() - date(1970, 1, 1).toordinal() for day in (date.min, date.max))
+"""Days since 1970-01-01 of the dates that Python has."""
+
+Source = tuple[str, frozenset[str]]
+"""Content of a data file: its path, and the paths of its delete files."""
+
+
+def source_of(task: FileScanTask) -> Source:
+    """Return the content that a scan reads. It changes if another program deletes rows of the file."""
+    return task.file.file_path, frozenset(file.file_path for file in task.delete_files)
 
 
 def key_schema(table: Schema, key: Sequence[str]) -> pa.Schema:
@@ -55,7 +63,7 @@ class KeyedFiles:
         self._name = name
         self._keys = keys
         self._where = where
-        self._known: dict[tuple[str, frozenset[str]], bool] = {}
+        self._known: dict[Source, bool] = {}
 
     def affected(self, table: Table, snapshot_id: int | None) -> list[FileScanTask]:
         """Return the files of a snapshot that hold one of the keys, in order of their paths.
@@ -92,10 +100,11 @@ class KeyedFiles:
         at_least: Any = GreaterThanOrEqual
         at_most: Any = LessThanOrEqual
         condition: BooleanExpression = AlwaysTrue()
+        kinds = dict(zip(self._keys.names, self._keys.types, strict=True))
         for name, (low, high) in self._keys.bounds().items():
-            # pyiceberg reads a date from its text.
-            ends = [end.isoformat() if isinstance(end, date) else end for end in (low, high)]
-            condition = And(condition, And(at_least(name, ends[0]), at_most(name, ends[1])))
+            # Transforms of pyiceberg compute with Python's calendar, which lacks years that tables may have.
+            if not pt.is_date(kinds[name]) or (low >= FIRST_DAY and high <= LAST_DAY):
+                condition = And(condition, And(at_least(name, low), at_most(name, high)))
         return condition
 
     def _bounds(self, table: Table, file: DataFile) -> Bounds:
@@ -108,7 +117,7 @@ class KeyedFiles:
         return found
 
     def _has_key(self, table: Table, task: FileScanTask) -> bool:
-        of = (task.file.file_path, frozenset(file.file_path for file in task.delete_files))
+        of = source_of(task)
         if of not in self._known:
             projected = table.schema().select(*self._keys.names)
             self._known[of] = any(self._holds(rows).any() for rows in self._read(table, task, projected))
@@ -156,6 +165,4 @@ def _bound(bounds: Mapping[int, bytes] | None, column: NestedField, kind: pa.Dat
     if content is None or not has_plain_order(kind) or not isinstance(column.field_type, PrimitiveType):
         return None
     value: Any = from_bytes(column.field_type, content)
-    with suppress(OverflowError):  # Iceberg can hold years that Python's calendar lacks
-        return EPOCH + timedelta(days=value) if pt.is_date(kind) else value
-    return None
+    return value

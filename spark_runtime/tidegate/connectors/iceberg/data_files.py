@@ -8,20 +8,26 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote_plus
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from tidegate.connectors.files.sink.encoded_file import EncodedFile
+from tidegate.connectors.files.sink.hive_partitions import cut_name
 from tidegate.connectors.files.sink.parquet_encoding import ROW_GROUP_BYTES, ROW_GROUP_ROWS
 from tidegate.connectors.iceberg.table_partitions import PartitionKey, partition_record
+from tidegate.errors import DataError
 
 if TYPE_CHECKING:
     from pyiceberg.io.fileformat import DataFileStatistics, FileFormatWriter
     from pyiceberg.manifest import DataFile
+    from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.typedef import Record
 
 _COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
 _BOUNDS = ("lower_bounds", "upper_bounds")
@@ -58,6 +64,7 @@ class OpenIcebergParquet:
         from pyiceberg.manifest import FileFormat
 
         self._path = path
+        self._encoding = encoding
         self._sort_by = list(encoding.sort_by)
         output = PyArrowFileIO().new_output(path)
         self._writer: FileFormatWriter = FileFormatFactory.get(FileFormat.PARQUET).create_writer(
@@ -76,7 +83,10 @@ class OpenIcebergParquet:
     def close(self) -> None:
         """Write the footer; may be called again."""
         if self._statistics is None:
-            self._statistics = self._writer.close()
+            try:
+                self._statistics = self._writer.close()
+            except OverflowError:  # after the file was closed, in a bound that is no date of Python
+                self._statistics = _statistics_without_far_dates(self._path, self._encoding)
 
     def metrics(self) -> dict[str, Any]:
         """Return the metrics of the closed file as JSON holds them."""
@@ -90,6 +100,38 @@ class OpenIcebergParquet:
                 for name in _BOUNDS
             },
         }
+
+
+def _statistics_without_far_dates(path: str, encoding: IcebergEncoding) -> DataFileStatistics:
+    """Return the metrics of a file without bounds of columns with dates or times outside years 1 to 9999.
+
+    pyiceberg has no metrics of such columns. Readers do not skip files by a column without bounds.
+    """
+    from pyiceberg.io.pyarrow import (
+        MetricModeTypes,
+        MetricsMode,
+        compute_statistics_plan,
+        data_file_statistics_from_parquet_metadata,
+        parquet_path_to_id_mapping,
+    )
+
+    footer = pq.read_metadata(path)
+    ids = parquet_path_to_id_mapping(encoding.table)
+    plan = compute_statistics_plan(encoding.table, dict(encoding.properties))
+    for group in range(footer.num_row_groups):
+        for index in range(footer.num_columns):
+            column = footer.row_group(group).column(index)
+            field_id = ids[column.path_in_schema]
+            if not _has_bounds_of_python(column.statistics) and plan[field_id].mode.type != MetricModeTypes.NONE:
+                plan[field_id] = replace(plan[field_id], mode=MetricsMode(MetricModeTypes.COUNTS))
+    return data_file_statistics_from_parquet_metadata(footer, plan, ids)
+
+
+def _has_bounds_of_python(found: Any) -> bool:
+    try:
+        return found is None or (found.min, found.max) is not None
+    except OverflowError:
+        return False
 
 
 class IcebergFile(EncodedFile):
@@ -143,7 +185,11 @@ def data_file(entry: Mapping[str, Any], table: TableMetadata) -> DataFile:
 
 
 def data_location(table: TableMetadata, name: str, key: Sequence[str | None], spec_id: int) -> str:
-    """Return the place of a data file, as the table's properties demand."""
+    """Return the place of a data file, as the table's properties demand.
+
+    Raises:
+        DataError: the partition has a date or time that pyiceberg cannot commit.
+    """
     from pyiceberg.partitioning import PartitionKey as LocationKey
     from pyiceberg.table.locations import load_location_provider
 
@@ -152,9 +198,27 @@ def data_location(table: TableMetadata, name: str, key: Sequence[str | None], sp
         return provider.new_data_location(name)
     spec, schema = table.specs()[spec_id], table.schema()
     place = LocationKey([], spec, schema)
+    path = _partition_path(partition_record(key, spec, schema), spec, schema, table.location)
     # pyiceberg computes it from values of the columns, which a pre-commit no longer has.
-    place.__dict__["partition"] = partition_record(key, spec, schema)
+    place.__dict__["to_path"] = lambda: path
     return provider.new_data_location(name, place)
+
+
+def _partition_path(partition: Record, spec: PartitionSpec, schema: Schema, where: str) -> str:
+    """Return the folders of a partition. They serve people, and stores that spread load; manifests hold the values."""
+    names = []
+    for n, (field, kind) in enumerate(zip(spec.fields, spec.partition_type(schema).fields, strict=True)):
+        try:
+            text = field.transform.to_human_string(kind.field_type, value=partition[n])
+        except OverflowError as e:
+            raise DataError(
+                f"a row has a date or time outside years 1 to 9999 in partition {field.name!r}",
+                where=f"Iceberg table at {where}",
+                cause="pyiceberg cannot commit such a partition",
+                remedy="Filter these rows, or partition the table by other columns",
+            ) from e
+        names.append(cut_name(f"{quote_plus(field.name, safe='')}={quote_plus(text, safe='')}"))
+    return "/".join(names)
 
 
 def file_sort(table: TableMetadata) -> tuple[tuple[str, str], ...]:

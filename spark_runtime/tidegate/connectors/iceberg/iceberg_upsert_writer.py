@@ -15,7 +15,7 @@ from tidegate.connectors.files.sink.file_writer import FileCut, FileWriter
 from tidegate.connectors.files.sink.sink_layout import FileLayout
 from tidegate.connectors.iceberg.catalog import IcebergCatalog
 from tidegate.connectors.iceberg.commit_log import CommitAttempt, CommitLog, append_files
-from tidegate.connectors.iceberg.copy_on_write import KeyedFiles, key_schema
+from tidegate.connectors.iceberg.copy_on_write import KeyedFiles, Source, key_schema, source_of
 from tidegate.connectors.iceberg.data_files import data_file, data_location
 from tidegate.connectors.iceberg.iceberg_writer import IcebergWriter
 from tidegate.connectors.iceberg.table_columns import refuse_other_columns
@@ -50,14 +50,15 @@ class _Rewrite:
         keyed: search for the keys of its transactions.
         spec_id: partition spec of all files.
         attempt: the last attempt to commit the files; None: there was none.
-        paths: the affected files for which `files` are a replacement; None: none were written yet.
+        sources: the affected files, each with its delete files, for which `files` are a replacement; None: none were
+            written yet.
         files: entries of the files that replace them, with their places.
     """
 
     keyed: KeyedFiles
     spec_id: int
     attempt: CommitAttempt | None = None
-    paths: frozenset[str] | None = None
+    sources: frozenset[Source] | None = None
     files: Sequence[Mapping[str, Any]] = field(default_factory=list)
 
 
@@ -68,7 +69,7 @@ class IcebergUpsertWriter(IcebergWriter):
     keys beside them. A commit differs from the commit of `IcebergWriter` in two steps:
 
     - Before the group of the transaction is committed, the writer waits until no other subtask has rows of an older
-      checkpoint that may have the same keys (`GroupSearch`).
+      checkpoint (`GroupSearch`).
     - It finds the files of the branch that hold one of the keys, and writes their other rows to new files. The snapshot
       removes the files found, and adds the files written and staged. It fails if the branch has changed since it was
       searched. So the files found are all files with these keys, whoever writes to the table.
@@ -210,13 +211,14 @@ class IcebergUpsertWriter(IcebergWriter):
         refuse_other_columns(table.schema(), self._known_columns, f"{self._catalog.place}, table {self._name}")
         head = table.metadata.snapshot_by_name(self._branch)
         affected = rewrite.keyed.affected(table, None if head is None else head.snapshot_id)
-        paths = frozenset(task.file.file_path for task in affected)
-        if paths != rewrite.paths:
+        # With delete files: if another program deletes rows of a file after the search, these must not come back.
+        sources = frozenset(map(source_of, affected))
+        if sources != rewrite.sources:
             self._discard(rewrite, table)
             # Only in this object, which is sent nowhere: all files of a manifest have one partitioning.
             table.metadata = table.metadata.model_copy(update={"default_spec_id": rewrite.spec_id})
             rewrite.files = self._write_rest(table, affected, rewrite)
-            rewrite.paths = paths
+            rewrite.sources = sources
         added = [data_file(file, table.metadata) for file in (*files, *rewrite.files)]
         replaced = [task.file for task in affected]
         made = [member.made for member in self._members]
@@ -260,7 +262,7 @@ class IcebergUpsertWriter(IcebergWriter):
         if attempt is None or (attempt.refused and table.metadata.snapshot_by_id(attempt.snapshot_id) is None):
             for file in rewrite.files:
                 self._remove(self._path_of(file))
-        rewrite.attempt, rewrite.paths, rewrite.files = None, None, []
+        rewrite.attempt, rewrite.sources, rewrite.files = None, None, []
 
     def close(self) -> None:
         """Drop the running transaction; pre-committed data stays. A commit that waits ends with an error."""

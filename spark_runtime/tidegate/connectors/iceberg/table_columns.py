@@ -33,7 +33,8 @@ def new_schema(records: pa.Schema, where: str) -> Schema:
     """Return the schema of a table for records of this schema, with new field ids.
 
     Raises:
-        PipelineError: a type has no equivalent in Iceberg; the error names all such columns.
+        PipelineError: a type has no equivalent in Iceberg, and the error names all such columns; or names are not
+            unique.
     """
     from pyiceberg.schema import Schema, assign_fresh_schema_ids
     from pyiceberg.types import NestedField
@@ -49,7 +50,10 @@ def new_schema(records: pa.Schema, where: str) -> Schema:
         fields.append(NestedField(next(numbers), field.name, kind, required=not field.nullable))
     if problems:
         raise _unfit("the records cannot be stored in an Iceberg table", where, problems)
-    return assign_fresh_schema_ids(Schema(*fields))
+    try:
+        return assign_fresh_schema_ids(Schema(*fields))
+    except ValueError as e:  # a name with a dot is also the name of a field in a structure
+        raise _unfit("the records cannot be stored in an Iceberg table", where, [str(e)]) from e
 
 
 def _iceberg_type(kind: pa.DataType, numbers: itertools.count[int]) -> IcebergType:
@@ -229,15 +233,8 @@ class StoredColumns:
             if column.name not in batch.schema.names:
                 arrays.append(pa.nulls(batch.num_rows, field.type))
                 continue
-            values = batch.column(column.name)
-            if column.required and values.null_count:
-                raise DataError(
-                    f"{values.null_count:,} rows have null in column {column.name!r}, which the table requires",
-                    where=self._where,
-                    remedy="Filter these rows, fill the column, or make the column optional in the table",
-                )
             try:
-                arrays.append(values.cast(field.type))
+                values = batch.column(column.name).cast(field.type)
             except pa.ArrowInvalid as e:
                 raise DataError(
                     f"a value of column {column.name!r} cannot be stored as {column.field_type}",
@@ -245,6 +242,14 @@ class StoredColumns:
                     cause=str(e).splitlines()[0],
                     remedy="Filter these rows, or store the column with another type",
                 ) from e
+            # After the cast: a dictionary may have null among its values.
+            if column.required and values.null_count:
+                raise DataError(
+                    f"{values.null_count:,} rows have null in column {column.name!r}, which the table requires",
+                    where=self._where,
+                    remedy="Filter these rows, fill the column, or make the column optional in the table",
+                )
+            arrays.append(values)
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 

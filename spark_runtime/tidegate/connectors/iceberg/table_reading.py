@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tidegate.connectors.iceberg.catalog import MAIN, IcebergCatalog
+from tidegate.connectors.iceberg.data_file_rows import file_batches
 from tidegate.connectors.iceberg.table_columns import plain_schema
 from tidegate.connectors.iceberg.table_partitions import encode_value, partition_record
 from tidegate.connectors.interface import Split
@@ -187,18 +188,6 @@ class TableSelection:
             cause=f"{cause}; the snapshot that referred to it is probably expired",
             remedy="Start the job fresh; and keep snapshots longer than the job may be late or stopped",
         )
-
-
-def file_batches(
-    table: Table, task: FileScanTask, projected: Schema, filter_: BooleanExpression
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a data file as pyiceberg has them, without rows that delete files remove."""
-    from pyiceberg.io.pyarrow import ArrowScan, _read_all_delete_files
-
-    scan = ArrowScan(table.metadata, table.io, projected, filter_)
-    deletes = _read_all_delete_files(table.io, [task]) if task.delete_files else {}
-    # The public `to_record_batches` reads the whole file into memory before the first batch.
-    yield from scan._record_batches_from_scan_tasks_and_deletes([task], deletes)
 
 
 def _split(table: Table, snapshot: Snapshot, task: FileScanTask, schema: Schema) -> Split:

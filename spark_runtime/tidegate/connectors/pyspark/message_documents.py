@@ -5,7 +5,7 @@ and holds its attributes. Texts, numbers, booleans and None stand for themselves
 value is an object whose first name is its kind:
 
     {"object": "shop.sink:Written", "fields": {"rows": 3, "name": "a", "files": {"tuple": ["x", "y"]}}}
-    {"bytes": "AAE="}   {"tuple": [1, 2]}   {"dict": [["key", 1]]}   {"float": "nan"}
+    {"bytes": "AAE="}   {"tuple": [1, 2]}   {"dict": [["key", 1]]}   {"float": "nan"}   {"int": "ff00"}
 """
 
 from __future__ import annotations
@@ -15,12 +15,17 @@ import dataclasses
 import importlib
 import math
 from collections.abc import Mapping
+from types import BuiltinMethodType
 from typing import Any
 
 from tidegate.errors import DataError, SnapshotError
 
 MAX_DEPTH = 32
 """Most values within each other. A value that contains itself has no end."""
+MOST_BITS = 8_192
+"""Bits of an integer that JSON holds as a number. Python refuses to convert more than 4,300 digits, some 14,000 bits;
+greater integers are hexadecimal texts.
+"""
 _OWN_PICKLING = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
 
 
@@ -68,6 +73,8 @@ def _document(value: Any, place: str, where: str, depth: int) -> Any:
     kind = type(value)  # exactly: a subclass, such as an enumeration or a number of numpy, has more than its value
     if depth > MAX_DEPTH:
         raise _refused(where, f"{place} is nested more than {MAX_DEPTH} deep")
+    if kind is int and value.bit_length() > MOST_BITS:
+        return {"int": format(value, "x")}
     if value is None or kind in (bool, int, str):
         return value
     if kind is float:
@@ -101,12 +108,28 @@ def _object(value: Any, place: str, where: str, depth: int) -> Any:
         # A frozen dataclass with slots has them from `dataclass`, and its fields are all it has.
         if not dataclasses.is_dataclass(kind) or not hasattr(kind, "__slots__"):
             raise _refused(where, f"the class {path} of {place} pickles itself, by {own[0]}")
+    if hidden := _not_an_attribute(kind):
+        raise _refused(where, f"the class {path} of {place} {hidden}")
     names = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
     values = {name: getattr(value, name) for name in names if hasattr(value, name)} | getattr(value, "__dict__", {})
     return {
         "object": path,
         "fields": {name: _document(one, f"{place}.{name}", where, depth + 1) for name, one in values.items()},
     }
+
+
+def _not_an_attribute(kind: type) -> str | None:
+    """Return what objects of a class hold besides attributes in `__dict__` and fields of a dataclass; None: nothing."""
+    fields = {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set[str]()
+    for base in kind.__mro__[:-1]:
+        # A class of Python's own, or of an extension: its objects have a value that is in no attribute.
+        if isinstance(base.__dict__.get("__new__"), BuiltinMethodType):
+            return f"is a {base.__name__}"
+        slots = base.__dict__.get("__slots__", ())
+        names = {slots} if isinstance(slots, str) else set(slots)
+        if others := sorted(names - fields - {"__dict__", "__weakref__"}):
+            return f"has the slot {others[0]!r}, and is no dataclass with such a field"
+    return None
 
 
 def _value_of(document: Any) -> Any:
@@ -119,6 +142,8 @@ def _value_of(document: Any) -> Any:
             return base64.b64decode(text)
         case {"float": text}:
             return float(text)
+        case {"int": text}:
+            return int(text, 16)
         case {"tuple": values}:
             return tuple(_value_of(one) for one in values)
         case {"dict": pairs}:

@@ -89,6 +89,7 @@ class PySparkSink(Sink):
             PipelineError: with the name of the method or the column; or the staging folder cannot be used.
         """
         from tidegate.connectors.pyspark.data_source_writer import spark_schema
+        from tidegate.connectors.pyspark.row_batches import arrow_schema
 
         method, other = ("streamWriter", "writer") if self._stream else ("writer", "streamWriter")
         if not self._source.overrides(method):
@@ -102,7 +103,8 @@ class PySparkSink(Sink):
             )
         for field in schema:
             try:
-                spark_schema(pa.schema([field]))
+                # And back, as each batch is converted: Spark's decimals have at most 38 digits.
+                arrow_schema(spark_schema(pa.schema([field])))
             except Exception as error:  # of PySpark, whose errors have no common class for this
                 raise PipelineError(
                     f"Spark has no type for column {field.name!r} of type {field.type}",

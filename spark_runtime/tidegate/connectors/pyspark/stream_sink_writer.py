@@ -51,7 +51,8 @@ class StreamSinkWriter(SinkWriter):
       4. Call the class's `commit` with all messages, ordered by subtask, and the number.
       5. Write the marker, which names the transactions, then remove the records.
 
-      If the process dies between steps 4 and 5, the next run repeats the commit with the same messages and number.
+      If the process dies between steps 4 and 5, the next run repeats the commit with the same messages and number. If
+      it restores an earlier snapshot instead, it calls `abort` for the batch, because it cannot know of the commit.
     - `abort` and `recover`: call the class's `abort` with the message, then remove the record.
 
     A run that restores batches that wait for a verdict notes them as adopted, so that step 2 finds them, too (S7.8).
@@ -99,7 +100,7 @@ class StreamSinkWriter(SinkWriter):
         def stage() -> Sequence[Committable]:
             try:
                 message = self._calls.write(rows.chunks(), self._ctx.subtask)
-            except Exception:
+            except BaseException:  # also if the class ends the process, by SystemExit
                 self._report_failed_write(made)
                 raise
             size_bytes = self._groups.record(Committable(str(made), {"message": message}), durable=True)

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 Bounds = Mapping[str, tuple[Any, Any]]
-"""Column -> smallest and largest value of it in a file, as Python values."""
+"""Column -> smallest and largest value of it in a file, as Python values; of dates, days since 1970-01-01."""
 
 
 class KeySet:
@@ -28,13 +28,14 @@ class KeySet:
     def __init__(self, keys: pa.Table) -> None:
         self.names: Sequence[str] = keys.column_names
         self.types: Sequence[pa.DataType] = keys.schema.types
-        self._columns = {name: keys[name].combine_chunks() for name in self.names}
+        columns = {name: keys[name].combine_chunks() for name in self.names}
+        self._ordered = {name: ordered(values) for name, values in columns.items() if has_plain_order(values.type)}
         self._values: list[pa.Array] = []
         self._numbers: list[npt.NDArray[np.int64]] = []
         codes = np.zeros(keys.num_rows, np.int64)
         for name in self.names:
-            values = pc.unique(self._columns[name])
-            codes = codes * len(values) + _numbers_of(self._columns[name], values)
+            values = pc.unique(columns[name])
+            codes = codes * len(values) + _numbers_of(columns[name], values)
             # Numbered densely again, so that the codes of the next prefix do not overflow.
             known, codes = np.unique(codes, return_inverse=True)
             self._values.append(values)
@@ -67,21 +68,25 @@ class KeySet:
     def bounds(self) -> Bounds:
         """Return the smallest and largest value of each column whose values have a plain order."""
         found = {}
-        for name, values in self._columns.items():
-            if has_plain_order(values.type) and len(values):
+        for name, values in self._ordered.items():
+            if len(values):
                 ends = pc.min_max(values)
                 found[name] = (ends["min"].as_py(), ends["max"].as_py())
         return found
 
     def may_be_within(self, bounds: Bounds) -> bool:
-        """Return whether a file with these bounds may have a key of the set. Columns without bounds exclude nothing."""
+        """Return whether a file with these bounds may have a key of the set. Columns without bounds exclude nothing.
+
+        Args:
+            bounds: only of columns whose values have a plain order.
+        """
         # Compared with the bounds of all keys first: most files of a large table differ there.
         ends = ((self._ends[name], bounds[name]) for name in bounds if name in self._ends)
         if any(high < smallest or low > largest for (smallest, largest), (low, high) in ends):
             return False
         inside: pa.Array | None = None
         for name, (low, high) in bounds.items():
-            column = self._columns[name]
+            column = self._ordered[name]
             kind = column.type
             here = pc.and_(pc.greater_equal(column, pa.scalar(low, kind)), pc.less_equal(column, pa.scalar(high, kind)))
             inside = here if inside is None else pc.and_(inside, here)
@@ -91,6 +96,11 @@ class KeySet:
 def has_plain_order(kind: pa.DataType) -> bool:
     """Return whether files state bounds for this type that every writer means in the same way."""
     return pt.is_integer(kind) or pt.is_date(kind) or pt.is_string(kind) or pt.is_large_string(kind)
+
+
+def ordered(values: pa.Array | pa.ChunkedArray) -> Any:
+    """Return values as bounds hold them: dates as days, because Python's calendar lacks years that files may have."""
+    return values.cast(pa.int32()) if pt.is_date32(values.type) else values
 
 
 def _numbers_of(column: pa.Array, values: pa.Array) -> npt.NDArray[np.int64]:

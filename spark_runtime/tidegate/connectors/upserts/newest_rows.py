@@ -43,7 +43,8 @@ class ChangeSpool:
         """
         keys = []
         for field in self._keys:
-            values = batch.column(field.name)
+            # Converted first: a dictionary may have null among its values.
+            values = batch.column(field.name).cast(field.type)
             if values.null_count:
                 raise DataError(
                     f"{values.null_count:,} rows have null in key column {field.name!r}",
@@ -51,7 +52,7 @@ class ChangeSpool:
                     cause="a null equals no other value, so that the row could never be replaced",
                     remedy="Filter these rows, or fill the column, before the sink",
                 )
-            keys.append(values.cast(field.type))
+            keys.append(values)
         self._deleted.append(self._deletes(batch))
         self._key_batches.append(pa.RecordBatch.from_arrays(keys, schema=self._keys))
         self._rows.append(batch)

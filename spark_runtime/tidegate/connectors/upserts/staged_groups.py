@@ -3,6 +3,9 @@
 Upserts of one key must reach the table in the order of their checkpoints. All rows of a key pass through one subtask,
 which commits its transactions in order. Only two cases need more: a subtask that commits for others, and a job whose
 parallelism has changed while transactions wait for a verdict.
+
+A rewind restores the table before the first commit that it removes (S9.3). So a subtask also waits some time for older
+transactions of its run with other keys. It cannot commit them itself: they may belong to a rejected checkpoint (S7.8).
 """
 
 from __future__ import annotations
@@ -152,6 +155,8 @@ class GroupSearch:
         self._keys_of = keys_of
         self._pause = pause
         self._order = Wait(ORDER_TIMEOUT_S)
+        self._older = Wait(LEADER_TIMEOUT_S)
+        self._is_late = False
         self._leader = Wait(LEADER_TIMEOUT_S)
 
     def found(
@@ -159,7 +164,7 @@ class GroupSearch:
     ) -> list[GroupMember] | None:
         """Return the transactions to commit together, this one among them, in order of their subtasks.
 
-        None: another subtask must commit first, and was awaited; read the table again.
+        None: another subtask should commit first, and was awaited; read the table again.
 
         Args:
             is_committed: whether the transaction of a subtask and checkpoint is committed in the table that was read.
@@ -174,6 +179,8 @@ class GroupSearch:
         older = [r for r in open_ones if r.checkpoint_id < made.checkpoint_id]
         if any(self._must_precede(record) for record in older):
             self._await_order(older[0].checkpoint_id)
+            return None
+        if self._awaits_older([r for r in older if r.is_of_run(made) and r.subtask != made.subtask]):
             return None
         # A subtask with an older transaction commits both itself, in their order.
         behind = {record.subtask for record in older}
@@ -197,6 +204,26 @@ class GroupSearch:
         if record.is_of_run(self._made) or owns_leftovers_of(self._ctx, record.subtask):
             return False
         return self._groups.parallelism_of(record) not in (None, int(self._handle.data["of"]))
+
+    def _awaits_older(self, records: Sequence[StagedRecord]) -> bool:
+        """Pause while other subtasks have older transactions of this run. Return False if none are awaited any more."""
+        if not records or self._is_late:
+            return False
+        if not self._older.is_over:
+            self._pause(self._older.step())
+            return True
+        self._is_late = True
+        logger.warning(
+            "%s: subtask %d has not committed its rows of checkpoint %d for %.0f s, so a rewind to checkpoints from %d "
+            "to %d may be refused",
+            self._where,
+            records[0].subtask,
+            records[0].checkpoint_id,
+            LEADER_TIMEOUT_S,
+            records[0].checkpoint_id,
+            self._made.checkpoint_id - 1,
+        )
+        return False
 
     def _await_order(self, oldest: int) -> None:
         if self._order.is_over:

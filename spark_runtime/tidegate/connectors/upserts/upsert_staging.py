@@ -191,9 +191,13 @@ class UpsertStaging:
 def quarantine_keys(
     filesystem: AbstractFileSystem, layout: FileLayout, committables: Sequence[Committable], into: Quarantine
 ) -> None:
-    """Move the files of keys of transactions to quarantine, beside their rows. May be repeated."""
+    """Move the files of keys of transactions to quarantine, beside their rows, and remove the records, for which other
+    subtasks would wait. May be repeated.
+    """
+    groups = StagedGroups(filesystem, layout)
     for handle in committables:
         made = parse_transaction_id(handle.transaction_id)
         if "keys" in handle.data:
             staged = layout.staged(handle.data["keys"]["staged"], made.subtask)
             into.take_file(filesystem, staged, made, f"{KEYS_FOLDER}/keys.parquet")
+            groups.forget(made)

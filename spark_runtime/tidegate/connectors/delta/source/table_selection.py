@@ -96,7 +96,7 @@ class TableSelection:
             if name not in table.names:
                 raise self._lacks(f"the Delta table has no column {name!r}", table)
         chosen = [table.field(name) for name in self.columns or table.names]
-        added = [change_kind_field()] if self.changes else []
+        added = [change_kind_field(old_columns="all")] if self.changes else []
         added += COMMIT_FIELDS if self.commit_columns else []
         for one in added:
             if one.name in table.names:

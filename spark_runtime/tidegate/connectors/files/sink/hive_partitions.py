@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from datetime import date
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,8 @@ PartitionValues = tuple[str | None, ...]
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 MAX_NAME_BYTES = 255
 """Limit of a folder name on common file systems."""
+MAX_FOLDER_CHARACTERS = 100
+"""Most characters of the folder name of a partition whose values are stored elsewhere, as in the logs of tables."""
 
 _ESCAPED = frozenset("\"#%'*/:=?\\{[]^\x7f") | {chr(code) for code in range(1, 32)}
 """Characters that Hive and Spark escape. They do not escape blanks and other alphabets, and would misread them escaped.
@@ -99,19 +101,32 @@ def by_partition(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tupl
     # Codes begin at 0, so the prepended -1 makes the first row a start.
     starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
     for rows in np.split(order, starts[1:]):
-        values = tuple(partition_text(batch.column(name)[int(rows[0])].as_py()) for name in columns)
+        values = tuple(partition_text(batch.column(name)[int(rows[0])]) for name in columns)
         # A batch with one partition is not copied: the stable sort has left its rows in their order.
         yield values, rest if len(rows) == batch.num_rows else rest.take(pa.array(rows))
 
 
-def partition_text(value: Any) -> str | None:
+def partition_text(scalar: pa.Scalar) -> str | None:
     """Return a value as text. An empty string counts as null, in folder names as in Delta's log."""
+    try:
+        value = scalar.as_py()
+    except OverflowError:  # a date outside years 1 to 9999, which Python's calendar lacks
+        text = str(scalar.cast(pa.string()).as_py())
+        # As Spark and delta-rs write it.
+        return text if text.startswith("-") else f"+{text}"
     if value is None or value == "":
         return None
     if isinstance(value, bool):
         # Readers of Hive partitions parse `true`, not Python's `True`.
         return "true" if value else "false"
     return value.isoformat() if isinstance(value, date) else str(value)
+
+
+def cut_name(name: str) -> str:
+    """Return a folder name of which nobody reads the value: a long one is cut, and made unique by a digest."""
+    if len(name) <= MAX_FOLDER_CHARACTERS:
+        return name
+    return f"{name[: MAX_FOLDER_CHARACTERS - 9]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def hive_folder(columns: Sequence[str], values: PartitionValues) -> str:

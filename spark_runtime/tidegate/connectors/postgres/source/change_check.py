@@ -55,6 +55,7 @@ OnTruncate = Literal["fail", "ignore"]
 OnAddedColumn = Literal["ignore", "fail"]
 OnHiddenChange = Literal["fail", "ignore"]
 MissingValues = Literal["fail", "fetch"]
+OldRows = Literal["key", "complete"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class ChangeOptions:
     on_added_column: OnAddedColumn = "ignore"
     on_hidden_change: OnHiddenChange = "fail"
     missing_values: MissingValues = "fail"
+    old_rows: OldRows = "key"
     keep_wal_s: float = 0.0
 
 
@@ -133,6 +135,8 @@ def _table_problems(table: SourceTable, columns: Sequence[str], options: ChangeO
             "the table has no primary key; add one, or choose a unique index with ALTER TABLE ... REPLICA IDENTITY"
             " USING INDEX, or pass initial_copy=False with REPLICA IDENTITY FULL"
         )
+    if options.old_rows == "complete" and table.replica_identity != "f":
+        problems.append("old rows are not complete; run ALTER TABLE ... REPLICA IDENTITY FULL, or leave out old_rows=")
     missing = [name for name in key or () if name not in columns]
     if missing:
         problems.append(f"columns= leaves out the key column {', '.join(missing)}")

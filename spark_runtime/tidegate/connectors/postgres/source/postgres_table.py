@@ -26,6 +26,7 @@ from tidegate.connectors.postgres.connection import Database, load_psycopg
 from tidegate.connectors.postgres.source.change_check import (
     ChangeOptions,
     MissingValues,
+    OldRows,
     OnAddedColumn,
     OnHiddenChange,
     OnTruncate,
@@ -91,6 +92,8 @@ class PostgresTable(Source):
             or DROP of a partition: "fail", or "ignore" and log it. Then the rows downstream stay as they are.
         missing_values: what happens if an update does not contain the unchanged value of a large column (TOAST):
             "fail", or "fetch" the present value from the table.
+        old_rows: with `changes`: "key": rows of deletions have the key. "complete": they have all columns, and so have
+            rows before updates. This needs REPLICA IDENTITY FULL, and permits filters by any column.
         keep_wal: with `changes`: time for which an earlier checkpoint can be restored after a later one has completed.
         outage_timeout: time for which the server may not answer before the job's run fails and restarts.
 
@@ -118,6 +121,7 @@ class PostgresTable(Source):
         on_added_column: OnAddedColumn = "ignore",
         on_hidden_change: OnHiddenChange = "fail",
         missing_values: MissingValues = "fail",
+        old_rows: OldRows = "key",
         keep_wal: str | timedelta = "0 s",
         outage_timeout: str | timedelta = "10 min",
     ) -> None:
@@ -131,6 +135,7 @@ class PostgresTable(Source):
             ("on_added_column", on_added_column, OnAddedColumn),
             ("on_hidden_change", on_hidden_change, OnHiddenChange),
             ("missing_values", missing_values, MissingValues),
+            ("old_rows", old_rows, OldRows),
         ):
             if value not in get_args(known):
                 remedy = f"Use one of {', '.join(map(repr, get_args(known)))}"
@@ -143,6 +148,7 @@ class PostgresTable(Source):
             on_added_column=on_added_column,
             on_hidden_change=on_hidden_change,
             missing_values=missing_values,
+            old_rows=old_rows,
             keep_wal_s=_seconds("keep_wal", keep_wal),
         )
         self._check_options(changes, options)
@@ -215,7 +221,10 @@ class PostgresTable(Source):
     def _with_kind(self, found: pa.Schema) -> pa.Schema:
         if self._changes is None:
             return found
-        return pa.schema([change_kind_field(self._changes.kind_column), *found])
+        # Only columns of the key are never null, because old rows may have nothing else.
+        key = [field.name for field in found if not field.nullable]
+        old_columns = "all" if self._changes.old_rows == "complete" else key
+        return pa.schema([change_kind_field(self._changes.kind_column, old_columns=old_columns), *found])
 
     def found_schema(self) -> FoundSchema | None:
         """Return the schema of the table when the job was first built."""

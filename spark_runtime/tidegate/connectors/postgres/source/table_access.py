@@ -104,6 +104,8 @@ class ServerTable:
     def _problems_of_identity(self, relation: Relation) -> Sequence[str]:
         if relation.replica_identity == "n":
             return ["the replica identity is NOTHING"]
+        if relation.replica_identity != "f" and self._options.old_rows == "complete":
+            return ["the replica identity is not FULL, as old_rows='complete' demands"]
         sent = {column.name for column in relation.columns if column.in_key}
         key = {column.name for column in self._key}
         if relation.replica_identity != "f" and sent != key:
@@ -136,8 +138,10 @@ class ServerTable:
             sql.SQL("t.{} = {}").format(sql.Identifier(column.name), self._typed(n))
             for n, column in enumerate(self._key)
         ]
-        query = sql.SQL("SELECT n - 1, {} FROM {} JOIN {} t ON {}").format(
-            sql.SQL(", ").join(sql.SQL("t.{}::text").format(sql.Identifier(name)) for name in columns),
+        # The text of the type's output function, as the stream has it. A cast to text would strip blanks of char(n).
+        text = "CASE WHEN t.{0} IS DISTINCT FROM NULL THEN format('%%s', t.{0}) END"
+        query = sql.SQL("SELECT k.n - 1, {} FROM {} JOIN {} t ON {}").format(
+            sql.SQL(", ").join(sql.SQL(text).format(sql.Identifier(name)) for name in columns),
             self._rows(),
             self._table.sql(),
             sql.SQL(" AND ").join(same),
