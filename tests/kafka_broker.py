@@ -1,7 +1,8 @@
 """A real Apache Kafka broker for tests: one node (KRaft) on loopback, from Maven's packages.
 
 `python tests/kafka_broker.py` (`make kafka`) fetches the packages once, into `.work/kafka`; the first broker of a test
-run does so, too. Besides its plain listener the broker has one that asks for a name and a password.
+run does so, too. Besides its plain listener the broker has one that asks for a name and a password, one that does so
+over TLS, and one that asks for a certificate of the client.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from kafka_certificates import make_certificates
+
 VERSION = "4.1.0"
 JARS = Path(__file__).resolve().parents[1] / ".work" / "kafka" / VERSION
 POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
@@ -31,6 +34,7 @@ POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0
 </dependencies></project>
 """
 PASSWORD_VARIABLE = "TIDEGATE_TEST_KAFKA_PASSWORD"
+KEY_PASSWORD_VARIABLE = "TIDEGATE_TEST_KAFKA_KEY_PASSWORD"
 USER = "reader"
 FETCH_LIMIT_S = 300.0
 START_LIMIT_S = 120.0
@@ -89,14 +93,21 @@ class KafkaBroker:
     Attributes:
         servers: bootstrap address of the plain listener.
         secured_servers: address of the listener with SASL_PLAINTEXT, mechanism PLAIN, user `USER`.
+        tls_servers: address of the listener with SASL_SSL, the same mechanism and user.
+        mutual_servers: address of the listener with SSL that asks for a certificate of the client.
+        certificates: files for these two.
         password: reference to the user's password, which is random and in the environment.
+        key_password: reference to the password of the client's key, in the same way.
     """
 
     password = f"secret:env/{PASSWORD_VARIABLE}"
+    key_password = f"secret:env/{KEY_PASSWORD_VARIABLE}"
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="tidegate-kafka-"))
-        plain, secured, controller = _free_ports(3)
+        plain, secured, tls, mutual, controller = _free_ports(5)
+        self.tls_servers, self.mutual_servers = f"127.0.0.1:{tls}", f"127.0.0.1:{mutual}"
+        self.certificates = make_certificates(self.folder / "certificates")
         self.servers = f"127.0.0.1:{plain}"
         self.secured_servers = f"127.0.0.1:{secured}"
         self._controller = f"127.0.0.1:{controller}"
@@ -107,6 +118,7 @@ class KafkaBroker:
     def start(self) -> None:
         """Start the broker and wait until it answers; after `kill` or `stop(keep=True)`: on the same data and ports."""
         os.environ[PASSWORD_VARIABLE] = self._secret
+        os.environ[KEY_PASSWORD_VARIABLE] = self.certificates.key_password
         jars = fetch()
         settings = self.folder / "server.properties"
         java = [_java() or "java", *JAVA_OPTIONS, LOG_OPTION, "-cp", f"{jars}/*"]
@@ -149,6 +161,7 @@ class KafkaBroker:
         self._end(signal.SIGKILL)  # nobody needs the data
         self._admin = None
         os.environ.pop(PASSWORD_VARIABLE, None)
+        os.environ.pop(KEY_PASSWORD_VARIABLE, None)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def admin(self) -> Any:
@@ -314,17 +327,24 @@ class KafkaBroker:
 
     def _settings(self) -> str:
         plain, secured, controller = self.servers, self.secured_servers, self._controller
+        tls, mutual = self.tls_servers, self.mutual_servers
         login = f'org.apache.kafka.common.security.plain.PlainLoginModule required user_{USER}="{self._secret}";'
         lines = {
             "process.roles": "broker,controller",
             "node.id": "1",
             "controller.quorum.voters": f"1@{controller}",
-            "listeners": f"PLAINTEXT://{plain},SECURED://{secured},CONTROLLER://{controller}",
-            "advertised.listeners": f"PLAINTEXT://{plain},SECURED://{secured}",
+            "listeners": f"PLAINTEXT://{plain},SECURED://{secured},TLS://{tls},MUTUAL://{mutual},CONTROLLER://{controller}",
+            "advertised.listeners": f"PLAINTEXT://{plain},SECURED://{secured},TLS://{tls},MUTUAL://{mutual}",
             "controller.listener.names": "CONTROLLER",
-            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,SECURED:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
-            "listener.name.secured.sasl.enabled.mechanisms": "PLAIN",
-            "listener.name.secured.plain.sasl.jaas.config": login,
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,SECURED:SASL_PLAINTEXT,TLS:SASL_SSL,MUTUAL:SSL,"
+            "CONTROLLER:PLAINTEXT",
+            "listener.name.mutual.ssl.client.auth": "required",
+            **{f"listener.name.{name}.sasl.enabled.mechanisms": "PLAIN" for name in ("secured", "tls")},
+            **{f"listener.name.{name}.plain.sasl.jaas.config": login for name in ("secured", "tls")},
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": str(self.certificates.broker),
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": str(self.certificates.authority),
             "log.dirs": str(self.folder / "data"),
             "num.partitions": "4",
             "offsets.topic.replication.factor": "1",

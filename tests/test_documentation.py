@@ -144,11 +144,24 @@ def test_the_pipeline_of_the_readme_builds(tmp_path: Path) -> None:
 def test_the_pipeline_of_the_kafka_page_builds() -> None:
     """Without a broker and without the secret, as in Airflow."""
     names: dict[str, object] = {}
-    exec(compile(example("def build(args)", "docs/connectors/kafka.md"), "kafka.md", "exec"), names)
+    exec(compile(example("with_watermark", "docs/connectors/kafka.md"), "kafka.md", "exec"), names)
     build = names["build"]
     assert callable(build)
     graph = build({"out": "memory://kafka-page"}).build()
     assert {"orders", "per_minute", "out"} <= {node.uid for node in graph.nodes}
+
+
+def test_the_settings_for_tls_of_the_kafka_page_are_known_to_the_client() -> None:
+    """Without the files. A password in them would be refused."""
+    from tidegate.connectors.kafka.cluster import KafkaCluster
+
+    names: dict[str, object] = {}
+    exec(compile(example("TLS = {", "docs/connectors/kafka.md"), "kafka.md", "exec"), names)
+    settings = names["TLS"]
+    assert isinstance(settings, dict) and callable(names["build"])
+    assert KafkaCluster("broker1:9093", settings).settings["ssl.key.password"].startswith("secret:")
+    page = (REPOSITORY / "docs/connectors/kafka.md").read_text().partition("### TLS")[2].partition("### Cost")[0]
+    assert {f"`{name}`" for name in settings if name.startswith("ssl.")} <= set(re.findall(r"`[a-z.]+`", page))
 
 
 def test_the_program_of_the_readme_takes_a_savepoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

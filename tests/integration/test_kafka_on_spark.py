@@ -16,7 +16,9 @@ from conftest import RealJob
 from kafka_broker import PASSWORD_VARIABLE, USER, KafkaBroker
 from ledger import compared
 
+from tidegate.cli.job_output import view_lines
 from tidegate.jobs.records import RestoreFrom
+from tidegate.jobs.status import JobView
 
 FROM_KAFKA = Path(__file__).parent / "pipelines" / "from_kafka.py"
 _numbers = count()
@@ -79,6 +81,36 @@ def test_a_killed_slot_and_an_added_partition_leave_each_record_once(local_job: 
     assert compared("Kafka, Parquet", ledger.written.elements(), ledger.committed().elements()) == (0, 0)
     secret = os.environ[PASSWORD_VARIABLE].encode()
     assert not [path for path in Path(local_job.root).rglob("*") if path.is_file() and secret in path.read_bytes()]
+
+
+@pytest.mark.slow
+def test_a_job_without_a_cluster_names_the_outage_and_continues_after_it(
+    local_job: RealJob, kafka: KafkaBroker
+) -> None:
+    """S4.3, S9.1: at the start, when the search for partitions fails, and later, when readers wait."""
+    ledger = Ledger(local_job, kafka, 2)
+    ledger.write(1_000, 0, 1)
+
+    def outage(view: JobView) -> Any:
+        return next((source.details.get("outage") for source in view.sources), None)
+
+    kafka.kill()
+    local_job.start(rows=0, rate=0.0, pipeline=FROM_KAFKA)
+    at_start = outage(local_job.until(outage, "the outage at the start"))
+    assert at_start["until"] is None and at_start["cause"].startswith("Kafka did not describe topics")
+    kafka.start()
+    local_job.completed(1)
+    ledger.until_committed()
+    local_job.until(lambda view: not outage(view), "the end of the outage")
+    kafka.kill()
+    view = local_job.until(outage, "the outage of a running job")
+    assert view.status.value == "RUNNING" and outage(view)["since"] < outage(view)["until"]
+    assert [line for line in view_lines(view) if "waits since" in line and "source kafka" in line]
+    kafka.start()
+    ledger.write(1_000, 0)
+    ledger.until_committed()
+    local_job.until(lambda view: not outage(view), "the end of the outage")
+    assert local_job.client.view().restarts == 0
 
 
 @pytest.mark.slow

@@ -137,7 +137,7 @@ def test_a_sink_logs_in_with_a_secret_that_it_does_not_tell(
     monkeypatch.setattr("tidegate.connectors.kafka.sink.topics.ANSWER_TIMEOUT_S", 3.0)
     with pytest.raises(TidegateError) as raised:
         KafkaSink(topic, servers=kafka.secured_servers, settings=wrong, staging=tmp_path).check(PLAIN)
-    assert "Check user, password" in raised.value.remedy and "not-the-word" not in str(raised.value)
+    assert "Check sasl.username and sasl.password" in raised.value.remedy and "not-the-word" not in str(raised.value)
     assert "not-the-word" not in repr(KafkaSink(topic, servers=kafka.secured_servers, settings=wrong).describe())
 
 

@@ -243,6 +243,34 @@ def test_a_broker_that_stays_away_fails_the_run_after_the_timeout() -> None:
     assert "127.0.0.1:9" in raised.value.where
 
 
+def test_a_start_without_a_cluster_is_refused_soon() -> None:
+    """S9.1: the command line says so before it submits, and not only after `outage_timeout`."""
+    began_s = time.monotonic()
+    with pytest.raises(OutageError, match="Kafka did not") as raised:
+        Kafka("t", servers="127.0.0.1:9").check_fresh_start()
+    assert time.monotonic() - began_s < 20 and raised.value.where == "127.0.0.1:9"
+    assert raised.value.remedy.startswith("Check that the brokers run")
+
+
+@pytest.mark.parametrize(
+    ("options", "what", "remedy"),
+    [
+        ({"topics": "sourse-right"}, "there is no topic 'sourse-right'", "there is a topic 'source-right'"),
+        ({"topics": "zzzz"}, "there is no topic 'zzzz'", "Create the topic"),
+        ({"start": {0: 7}}, "start= is offset 7 for partition 0 .* does not exist", "Give start= an offset"),
+        ({"until": {0: 8}}, "until= is offset 8 for partition 0 .* does not exist", "Give until= an offset"),
+    ],
+)
+def test_a_wrong_topic_or_offset_is_refused_before_the_start_with_its_remedy(
+    kafka: KafkaBroker, options: dict[str, Any], what: str, remedy: str
+) -> None:
+    if "source-right" not in kafka.admin().list_topics(timeout=30).topics:
+        kafka.create_topic("source-right")
+    with pytest.raises(PipelineError, match=what) as raised:
+        Kafka(**{"topics": "source-right", **options}, servers=kafka.servers).check_fresh_start()
+    assert remedy in raised.value.remedy
+
+
 def secured(kafka: KafkaBroker, topic: str, word: str = KafkaBroker.password, **options: Any) -> Kafka:
     settings = {
         "security.protocol": "SASL_PLAINTEXT",

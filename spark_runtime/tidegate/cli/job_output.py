@@ -7,7 +7,7 @@ from typing import Any
 
 from tidegate.cli.output import table
 from tidegate.jobs.history.statistics import CheckpointStatistics
-from tidegate.jobs.status import CheckpointView, FailureView, JobStatus, JobView, SourceView
+from tidegate.jobs.status import OUTAGE, CheckpointView, FailureView, JobStatus, JobView, SourceView
 from tidegate.jobs.status_text import (
     counters_period,
     deletions_words,
@@ -324,6 +324,10 @@ def _source_text(source: SourceView) -> str:
         parts.append("ended")
     elif source.played_all:
         parts.append("played all")
+    outage = source.details.get(OUTAGE)
+    if isinstance(outage, Mapping):
+        until = f" until {outage['until']}" if outage.get("until") else ""
+        parts.append(f"waits since {outage.get('since')}{until}: {outage.get('cause')}")
     return ", ".join(parts)
 
 

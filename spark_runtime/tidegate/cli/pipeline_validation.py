@@ -12,7 +12,7 @@ from typing import Any
 from tidegate.api.loader.pipeline_loader import load_pipeline
 from tidegate.connectors.found_schema import FoundSchemas, found_schemas
 from tidegate.coordinator.checkpoint_mode import check_checkpoint_mode, check_commit, check_sink_modes
-from tidegate.coordinator.recovery.fresh_start import check_fresh_start, existing_output
+from tidegate.coordinator.recovery.fresh_start import check_fresh_start, check_inputs, existing_output
 from tidegate.jobs.artifacts.artifact import pack, resolve_pipeline
 from tidegate.jobs.artifacts.pinned_graph import PinnedGraph
 from tidegate.jobs.options import JobOptions
@@ -47,6 +47,7 @@ def validate_pipeline(
     schemas = None if pinned is None else found_schemas(pinned.graph)
     with build_plan(pipeline, code_root, arguments, options, paths, schemas) as (graph, _):
         if starts:
+            check_inputs(graph)
             check_fresh_start(graph, starts)
         return tuple(existing_output(graph))
 

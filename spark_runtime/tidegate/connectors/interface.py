@@ -139,11 +139,14 @@ class ContinuousDiscovery:
             called, all splits of the searches before have been emitted; `Discovery.state` can record that, and is part
             of the next checkpoint. Readers report the end of a split with its last batch or `splits_changed`. If each
             search returns one split, the reader with the lowest index reads all of them, in their order.
+        fits_event_time: False: rows of a split that no reader has yet may be older than rows that were emitted. As such
+            a split holds no watermark back, a pipeline that uses event time of the source is refused.
     """
 
     interval: timedelta
     open_splits: int | None = None
     after_finished: bool = False
+    fits_event_time: bool = True
 
 
 class SourceReader(ABC):
@@ -218,6 +221,9 @@ class SourceReader(ABC):
         The status shows a fact that all readers of the source report: the sum of numbers, and whether a boolean is true
         for any reader. A reader without splits therefore reports the same names, with 0 or False. A fact that ends in
         `_bytes` is shown as a size.
+
+        A reader that waits for a system that does not answer adds `OUTAGE`: a mapping of `since` and `until`, the times
+        (ISO 8601) at which the wait began and at which the run fails, and `cause`, without secrets.
         """
         return {}
 
@@ -312,6 +318,18 @@ class Source(ABC):
         """Return all splits in deterministic order. Called in the driver, once per fresh start (S4.3).
 
         Not called in a streaming job if `continuous_discovery` returns settings.
+        """
+
+    def check_fresh_start(self) -> None:
+        """Check that the input of a job that starts fresh can be read. The default accepts every input.
+
+        Changes nothing. Called before `discover` by the command line before it submits, and in the driver until the
+        submission's first run has begun. There an outage does not fail the job: it is logged, and the splits are
+        discovered again. May log a warning about input that may still appear.
+
+        Raises:
+            PipelineError: there is no such input.
+            OSError, StoreError, OutageError: the system that holds the input does not answer.
         """
 
     def continuous_discovery(self) -> ContinuousDiscovery | None:

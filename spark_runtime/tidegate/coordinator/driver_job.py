@@ -197,7 +197,8 @@ class DriverJob:
 
     def check_fresh_start(self, decisions: Sequence[Decision]) -> None:
         """See `fresh_start.check_first_run`. Raises PipelineError."""
-        check_first_run(self.graph, self.spec, self.specs(), decisions, self.generation_log.generation)
+        generation = self.generation_log.generation
+        check_first_run(self.graph, self.spec, self.specs(), decisions, generation, _log_outage)
 
     def _may_share_output(self, point: RestorePoint, metadata: SnapshotMetadata) -> bool:
         """Return whether checkpoints may reference files of the restored snapshot (S7.4).
@@ -550,3 +551,10 @@ def topology_of(graph: JobGraph, plan: ExecutionPlan, processing_time_on_end: Pr
                 )
                 fire_at_end.append(EmitsAtEnd(node.uid, chain.inputs[end].upstream_chain))
     return Topology(plan.parallelism, tuple(chains), tuple(fire_at_end))
+
+
+def _log_outage(uid: str, error: Exception) -> None:
+    """Log that the input of a source is not reachable at a fresh start. Its splits are discovered again and again."""
+    logger.warning(
+        "the input of a source is not reachable; the job waits for it: %s", error, extra=context(operator=uid)
+    )

@@ -41,9 +41,22 @@ class SplitsDiscovered:
 
 @dataclass(frozen=True)
 class SearchFailed:
-    """The system that holds the splits of a source did not answer. It is asked again after the interval."""
+    """The system that holds the splits of a source did not answer. It is asked again after the interval.
+
+    Attributes:
+        cause: why, for users.
+    """
 
     uid: str
+    cause: str = ""
+
+
+@dataclass(frozen=True)
+class SearchOutage:
+    """Searches that have failed since `since_ms`. Attributes: cause: of the last one."""
+
+    since_ms: int
+    cause: str
 
 
 @dataclass(frozen=True)
@@ -83,6 +96,7 @@ class SourceEnumeration:
 
     Attributes:
         chain_id: the chain of the source.
+        outage: searches fail; None: the last one was answered. Any thread may read it.
     """
 
     def __init__(
@@ -109,6 +123,7 @@ class SourceEnumeration:
         self._interval_ms = interval_ms
         self._search_ms = 0
         self._searching = False
+        self.outage: SearchOutage | None = None
         self._state, self._complete, self._until_ms = begun.state, begun.complete, begun.readable_until_ms
         self._waiting = deque(begun.waiting)
         self._load: dict[int, int] = {}
@@ -132,12 +147,14 @@ class SourceEnumeration:
         """Record that a search has started. `discovered` or `search_failed` follows."""
         self._searching = True
 
-    def search_failed(self, now_ms: int) -> None:
+    def search_failed(self, cause: str, now_ms: int) -> None:
         """Search again after the interval."""
         self._searching, self._search_ms = False, now_ms + self._interval_ms
+        self.outage = SearchOutage(now_ms if self.outage is None else self.outage.since_ms, cause)
 
     def discovered(self, found: SplitsDiscovered, now_ms: int) -> list[AssignSplits]:
         """Add the splits of a search."""
+        self.outage = None
         at_once = found.more and bool(found.splits)  # without splits, it would search without a pause
         self._searching, self._search_ms = False, now_ms if at_once else now_ms + self._interval_ms
         self._waiting.extend(found.splits)
@@ -236,8 +253,12 @@ class Enumerations:
         enumeration = self._by_uid[outcome.uid]
         if isinstance(outcome, SplitsDiscovered):
             return enumeration.discovered(outcome, now_ms)
-        enumeration.search_failed(now_ms)
+        enumeration.search_failed(outcome.cause, now_ms)
         return []
+
+    def outages(self) -> dict[str, SearchOutage]:
+        """Return the sources whose searches fail. Any thread may call it."""
+        return {uid: one.outage for uid, one in self._by_uid.items() if one.outage is not None}
 
     def held(self, message: SplitsHeld) -> list[AssignSplits]:
         """Process the report of a reader."""

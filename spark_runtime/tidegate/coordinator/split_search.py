@@ -40,7 +40,7 @@ class SplitSearch:
             logger.warning(
                 "splits could not be discovered; it is tried again: %s", error, extra=context(operator=self._uid)
             )
-            return SearchFailed(self._uid)
+            return SearchFailed(self._uid, error.what_and_why)
         # Through JSON, because the enumerator may change its state later, and a snapshot must be able to hold it.
         document = json.dumps([[split_to_json(split) for split in found.splits], found.state], allow_nan=False)
         splits, state = json.loads(document)

@@ -15,7 +15,12 @@ from tidegate.jobs.history.submissions import LogEntry, entries_by_submission, m
 from tidegate.jobs.history.verdicts import mark_verdicts, verdicts_from_entries
 from tidegate.jobs.records import Decision, Spec, StatusHint
 
+OUTAGE = "outage"
+"""Name of the outage that a source waits for, among the details of a `SourceView`: a mapping of `since`, `until` (None:
+not limited) and `cause`."""
+
 __all__ = [
+    "OUTAGE",
     "CheckpointView",
     "FailureView",
     "JobStatus",

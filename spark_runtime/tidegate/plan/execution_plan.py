@@ -171,6 +171,7 @@ def make_execution_plan(
     runs = prune_columns(graph) if prunes else graph
     members = _cut_chains(runs)
     _refuse_alignment_without_source(runs, members)
+    _refuse_event_time_of_unordered_splits(runs)
     chain_of_tail = {nodes[-1]: chain_id for chain_id, nodes in enumerate(members)}
     outputs: list[list[ChainOutput]] = [[] for _ in members]
     inputs: list[list[ChainInput]] = [[] for _ in members]
@@ -233,6 +234,25 @@ def _refuse_alignment_without_source(graph: JobGraph, members: Sequence[tuple[in
                     cause="an exchange, a second input or a second reader of the source's records is between the two",
                     remedy="Call with_watermark directly on the result of p.read(...), and branch the stream after "
                     "with_watermark",
+                )
+
+
+def _refuse_event_time_of_unordered_splits(graph: JobGraph) -> None:
+    """Check that no watermark depends on a source whose waiting splits hold no watermark back (S4.4)."""
+    for watermark in graph.nodes:
+        if not isinstance(watermark.spec, WatermarkSpec):
+            continue
+        left = [watermark]
+        while left:
+            node = left.pop()
+            left += [graph.nodes[edge.upstream] for edge in node.inputs]
+            discovery = None if node.source is None else node.source.continuous_discovery()
+            if discovery is not None and not discovery.fits_event_time:
+                raise PipelineError(
+                    "the source assigns splits on demand, which does not fit event time",
+                    where=f"source {node.uid!r} at {node.location}, watermark {watermark.uid!r}",
+                    cause="a split that no reader has yet would hold no watermark back, so its rows would be late",
+                    remedy='Use assign="at_start"',
                 )
 
 

@@ -91,6 +91,19 @@ store_byte: Any = _storer(8)
 """store_byte(address, word) writes the lowest byte of a uint64."""
 
 
+def _trailing_zeros(typing_context: Any, word: Any) -> Any:
+    ir, types = _llvm()
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.uint64), generate
+
+
+trailing_zeros: Any = instruction(_trailing_zeros)
+"""trailing_zeros(word) returns the number of zeros below the lowest one of a uint64; 64 for 0."""
+
+
 def _prefetch(typing_context: Any, address: Any) -> Any:
     ir, types = _llvm()
 

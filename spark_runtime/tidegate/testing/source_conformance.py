@@ -45,6 +45,12 @@ class SourceConformance(Conformance, ABC):
     def make_source(self) -> Source:
         """Return a new source over the same input each time: some hundreds of records, created in milliseconds."""
 
+    def test_a_fresh_start_is_accepted(self) -> None:
+        """The check before the start changes nothing, and may be repeated."""
+        source = self.make_source()
+        source.check_fresh_start()
+        source.check_fresh_start()
+
     def test_discovering_twice_gives_the_same_json_able_splits(self) -> None:
         """S4.3: splits are deterministic, unique, and serialisable in a snapshot."""
         first, second = splits_of(self.make_source(), 3), splits_of(self.make_source(), 3)

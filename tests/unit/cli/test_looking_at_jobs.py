@@ -52,6 +52,22 @@ def test_status_shows_sources_watermark_and_the_latest_snapshot(tidegate: Caller
     ]
 
 
+def test_status_names_the_outage_that_a_source_waits_for(tidegate: Caller, driver: Driver) -> None:
+    """S9.1."""
+    times = {"since": "2026-01-02T03:04:05.000Z", "until": "2026-01-02T03:14:05.000Z"}
+    outage = {**times, "cause": "_ALL_BROKERS_DOWN: 1/1 brokers are down"}
+    flights = {**SOURCES["flights"], "details": {"outage": outage}}
+    tidegate.script = lambda driver: driver.beat(sources={**SOURCES, "flights": flights})
+    tidegate.script(driver)
+    answer = tidegate("status", "flights")
+    words = (
+        "waits since 2026-01-02T03:04:05.000Z until 2026-01-02T03:14:05.000Z: _ALL_BROKERS_DOWN: 1/1 brokers are down"
+    )
+    assert [line for line in answer.out.splitlines() if line.endswith(words) and "source flights" in line]
+    document = tidegate("status", "flights", "--json").document
+    assert [source["details"] for source in document["sources"] if source["uid"] == "flights"] == [{"outage": outage}]
+
+
 def test_status_is_one_document_for_programs(tidegate: Caller, driver: Driver) -> None:
     driver.complete(3, "checkpoint")
     document = tidegate("status", "flights", "--json").document

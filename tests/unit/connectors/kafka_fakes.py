@@ -139,7 +139,7 @@ class FakeProducer:
         self._broker.step("begin: before")
         self._broker.open[self._id] = [], {}
 
-    def produce(self, topic: str, value: Any, key: Any, partition: int, **more: Any) -> None:
+    def produce(self, topic: str, value: Any, key: Any, partition: int = -1, **more: Any) -> None:
         self._check()
         if self._queued >= self._broker.room:
             raise BufferError

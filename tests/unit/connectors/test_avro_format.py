@@ -19,6 +19,7 @@ from builders.avro_records import written
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tidegate.connectors.formats.avro.avro_schema import MAX_NESTING
 from tidegate.connectors.formats.avro.decode_kernels import SPARE_ELEMENTS
 from tidegate.connectors.formats.interface import DecodedRecords
 from tidegate.errors import OptionError, PipelineError
@@ -404,3 +405,37 @@ def test_a_large_batch_is_encoded_and_decoded() -> None:
     format_ = Avro(json.dumps(ONE))
     values = format_.create_encoder(batch.schema).encode(batch)
     assert format_.create_decoder().decode(values).batch.column("n").equals(batch.column("n"))
+
+
+def _nested(levels: int, kind: str) -> str:
+    """A record in whose field lists, maps or records are inside each other. The record counts as a level."""
+    inner = '"int"'
+    for level in range(levels - 2):
+        if kind == "record":
+            field = f'{{"name": "f", "type": ["null", {inner}]}}'
+            inner = f'{{"type": "record", "name": "R{level}", "fields": [{field}]}}'
+        else:
+            inner = f'{{"type": "{kind}", "{"items" if kind == "array" else "values"}": ["null", {inner}]}}'
+    return f'{{"type": "record", "name": "Top", "fields": [{{"name": "v", "type": {inner}}}]}}'
+
+
+@pytest.mark.parametrize("kind", ["array", "map", "record"])
+def test_a_schema_may_nest_types_up_to_a_limit(kind: str) -> None:
+    """Beyond it, Python's stack would end in some place or other."""
+    format_ = Avro(_nested(MAX_NESTING, kind))
+    found = decoded(format_, [b"\0"])  # no element, or null
+    assert found.batch.num_rows == 1 and not found.bad
+    encoder = format_.create_encoder(format_.schema())
+    assert decoded(format_, encoder.encode(found.batch).to_pylist()).batch.equals(found.batch)
+    for levels in (MAX_NESTING + 1, 500, 20_000):
+        with pytest.raises(PipelineError, match=f"nests more than {MAX_NESTING} types"):
+            Avro(_nested(levels, kind)).schema()
+
+
+def test_types_that_are_used_by_name_count_as_nested() -> None:
+    fields = [{"name": "f0", "type": {"type": "record", "name": "R0", "fields": [{"name": "x", "type": "int"}]}}]
+    for n in range(1, MAX_NESTING):
+        inner = {"type": "record", "name": f"R{n}", "fields": [{"name": "x", "type": f"R{n - 1}"}]}
+        fields.append({"name": f"f{n}", "type": inner})
+    with pytest.raises(PipelineError, match=f"nests more than {MAX_NESTING} types"):
+        Avro(json.dumps({"type": "record", "name": "Top", "fields": fields})).schema()

@@ -98,9 +98,14 @@ def test_what_is_no_json_is_a_bad_record_beside_a_number_beyond_a_float(tmp_path
 @pytest.mark.parametrize(
     ("name", "head", "late", "said"),
     [
-        ("csv", "zip\n1\n", "zip\n2\n007\n", r"b\.csv, offset 6.*column 'zip': '007' would lose its leading zeros"),
-        ("csv", "zip\n1\n", "zip\n2\n 007\n", r"b\.csv, offset 6.*' 007' would lose its leading zeros"),
-        ("csv", "id\n1\n", "id\n2\n0x10\n", r"b\.csv, offset 5.*'0x10' would lose its hexadecimal form"),
+        (
+            "csv",
+            "zip\n1\n",
+            "zip\n2\n007\n",
+            r"b\.csv, offset 6.*column 'zip' has a number that would lose its leading zeros",
+        ),
+        ("csv", "zip\n1\n", "zip\n2\n 007\n", r"b\.csv, offset 6.*would lose its leading zeros"),
+        ("csv", "id\n1\n", "id\n2\n0x10\n", r"b\.csv, offset 5.*would lose its hexadecimal form"),
         ("csv", "x\n1.5\n", "x\n 0.1234567890123456789\n", r"b\.csv, offset 2.*would lose digits"),
         ("csv", "x\n1.5\n", "x\n3.14159265358979323846\n", r"b\.csv, offset 2.*would lose digits"),
         ("csv", "n\n1\n", "n\n9223372036854775813\n", r"b\.csv, offset 2.*int64.*'9223372036854775813'"),
@@ -110,7 +115,7 @@ def test_what_is_no_json_is_a_bad_record_beside_a_number_beyond_a_float(tmp_path
             '{"x": 3.14159265358979323846}\n',
             r"b\.jsonl, offset 0.*'x'.*more digits than a float",
         ),
-        ("jsonl", '{"x": 1.5}\n', '{"x": 2}\n{"x": 1e400}\n', r"b\.jsonl, offset 9.*Number too big"),
+        ("jsonl", '{"x": 1.5}\n', '{"x": 2}\n{"x": 1e400}\n', r"b\.jsonl, offset 9.*a number is too big"),
         ("jsonl", '{"n": 1}\n', '{"n": 9223372036854775813}\n', r"b\.jsonl, offset 0.*9223372036854775813"),
     ],
 )
@@ -152,7 +157,7 @@ def test_a_json_time_with_a_zone_is_never_taken_for_one_without(tmp_path: Path, 
         write(tmp_path / f"{name}.jsonl", json.dumps(first) + "\n" + json.dumps(late) + "\n")
         found = read_all(Files([tmp_path / "a.jsonl", tmp_path / f"{name}.jsonl"], on_bad_record="dead_letter"))
         assert (len(found.rows), [row["offset"] for row in found.bad]) == (3, [len(json.dumps(first)) + 1])
-        assert re.search(rf"'[ts]': .*'{re.escape(zoned)}'.*expected no zone offset", found.bad[0]["reason"])
+        assert re.search(r"field '[ts]' has a value that .*, expected no zone offset", found.bad[0]["reason"])
 
 
 def test_a_declared_json_time_has_a_zone_where_its_type_has_one(tmp_path: Path) -> None:
@@ -165,7 +170,7 @@ def test_a_declared_json_time_has_a_zone_where_its_type_has_one(tmp_path: Path) 
     write(tmp_path / "a.jsonl", bare + zoned + number)
     without = read_all(Files(tmp_path, schema=pa.schema([("t", pa.timestamp("s"))]), on_bad_record="dead_letter"))
     assert without.rows == [{"t": datetime(2024, 6, 1, 10)}]
-    assert ["expected no zone" in b["reason"] or "the number" in b["reason"] for b in without.bad] == [True, True]
+    assert ["expected no zone" in b["reason"] or "a number cannot" in b["reason"] for b in without.bad] == [True, True]
     utc = read_all(Files(tmp_path, schema=pa.schema([("t", pa.timestamp("s", "UTC"))]), on_bad_record="dead_letter"))
     assert utc.rows == [{"t": datetime(2024, 6, 1, 8, tzinfo=UTC)}]
     assert [b["offset"] for b in utc.bad] == [0, len(bare + zoned)]
@@ -266,7 +271,7 @@ def test_a_quoted_null_text_is_no_null_whatever_stands_beside_it(tmp_path: Path,
     found = read_all(Files(tmp_path, schema=schema, null_values=["", "NA"], on_bad_record="dead_letter"))
     assert [(row["i"], row["j"]) for row in found.rows] == [(1, None), (None, 2)]
     assert [(row["raw"], row["reason"]) for row in found.bad] == [
-        (b'"NA",1,b', "column 'i': CSV conversion error to int64: invalid value 'NA'")
+        (b'"NA",1,b', "column 'i' has a value that is no int64")
     ]
     inferred = Files(tmp_path, null_values=["", "NA"])
     assert inferred.schema().types == [pa.string(), pa.int64(), pa.string()]
@@ -561,11 +566,11 @@ def test_what_is_no_date_is_a_bad_record_that_names_its_field(tmp_path: Path, te
 
 
 @pytest.mark.parametrize("text", ["25:00:00", "12:30:00Z", "noon"])
-def test_what_is_no_time_of_day_is_a_bad_record_that_names_text_and_type(tmp_path: Path, text: str) -> None:
+def test_what_is_no_time_of_day_is_a_bad_record_that_names_field_and_type(tmp_path: Path, text: str) -> None:
     write(tmp_path / "a.jsonl", json.dumps({"t": text}))
     source = Files(tmp_path, schema=pa.schema([("t", pa.time32("s"))]), on_bad_record="dead_letter")
     (bad,) = read_all(source).bad
-    assert re.match(f"field 't': .*'{text}' as a scalar of type time32", bad["reason"]), bad["reason"]
+    assert bad["reason"].startswith("field 't' has a value that is no time32[s]")
 
 
 @pytest.mark.parametrize("then", ["skip", "dead_letter"])

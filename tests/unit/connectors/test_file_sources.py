@@ -55,6 +55,11 @@ class TestFilesParquet(FolderSource):
         return Files(self.folder / "*.parquet")
 
 
+class TestFilesOnDemand(FolderSource):
+    def make_source(self) -> Source:
+        return Files(self.folder / "*.parquet", assign="on_demand")
+
+
 class TestFilesCsv(FolderSource):
     def make_source(self) -> Source:
         return Files([self.folder / "a.csv", self.folder / "b.csv.gz"])

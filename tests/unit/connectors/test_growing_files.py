@@ -362,6 +362,26 @@ def test_markers_with_sizes_stay_as_long_as_a_rewind_may_need_them(tmp_path: Pat
     assert shown(tmp_path) == two_of(1, 2)
 
 
+def test_a_rewind_to_before_deleted_sizes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S9.3: the rows of later commits would stay in the file. Whole files are still removed."""
+    monkeypatch.setattr(growing_files, "MOST_PARTS", 3)
+    sink = Parquet(tmp_path / "out", compact_below="1 MiB")
+    writer = sink.create_writer(TestWriter().context())
+    ctx, now = TestWriter().context(0, parallelism=1), datetime.max.replace(tzinfo=UTC)
+    for n in range(2, 10):  # the files begin with 2, 5 and 8
+        writer.commit(staged(writer, n))
+        sink.collect(ctx, NeededTransactions(None, n - 2, now))
+    assert [len(rows_of(path.name, path.read_bytes())) for path in files(tmp_path)] == [6, 6, 4]
+    for checkpoint_id in (2, 5):
+        with pytest.raises(TidegateError, match=r"cannot rewind to checkpoint \d.*gc --sinks.*checkpoint 6 on"):
+            sink.rewind_to(everybody(), checkpoint_id)
+    assert shown(tmp_path) == two_of(*range(2, 10))
+    sink.rewind_to(everybody(), 6)()
+    assert shown(tmp_path) == two_of(*range(2, 7))
+    sink.rewind_to(everybody(3), 1)()
+    assert files(tmp_path) == []
+
+
 def test_copies_of_ended_lineages_are_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S2.3."""
     sink = Parquet(tmp_path / "out", compact_below="1 MiB")

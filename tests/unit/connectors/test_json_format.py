@@ -226,3 +226,128 @@ def test_a_decimal_with_a_huge_negative_exponent_is_a_bad_record() -> None:
     found = decoded(Json({"d": "decimal(10, 2)"}), values)
     assert [one.index for one in found.bad] == [1, 2]
     assert found.batch.column("d").to_pylist() == [Decimal("1.00"), Decimal("0.05")]
+
+
+BEYOND = [
+    (pa.float32(), b"1e39"),
+    (pa.float32(), b"-3.5e38"),
+    (pa.list_(pa.float32()), b"[1, 1e39]"),
+    (pa.time64("us"), b"86400000000"),
+    (pa.time64("us"), b"-1"),
+    (pa.time32("s"), b"86400"),
+    (pa.time32("ms"), b'"24:00:00"'),
+    (pa.date32(), b'"0000-12-31"'),
+    (pa.date32(), b"2932897"),
+    (pa.date32(), b"99999999"),
+    (pa.date32(), b"2147483648"),
+    (pa.timestamp("us"), b'"0000-01-01T00:00:00"'),
+    (pa.timestamp("s", "UTC"), b'"0001-01-01T00:00:00+23:59"'),
+    (pa.timestamp("ms", "UTC"), b'"9999-12-31T23:59:59-00:01"'),
+    (pa.timestamp("ns"), b'"1600-01-01T00:00:00"'),
+    (pa.struct([("t", pa.time32("s"))]), b'{"t": 90000}'),
+]
+WITHIN = [
+    (pa.float32(), b"3.4028234e38"),
+    (pa.float32(), b"1e-50"),
+    (pa.time64("us"), b"86399999999"),
+    (pa.time32("s"), b"0"),
+    (pa.date32(), b'"0001-01-01"'),
+    (pa.date32(), b'"9999-12-31"'),
+    (pa.date32(), b"-719162"),
+    (pa.timestamp("us", "UTC"), b'"9999-12-31T23:59:59.999999Z"'),
+    (pa.timestamp("ns"), b'"2262-01-01T00:00:00"'),
+    (pa.struct([("t", pa.time32("s"))]), b'{"t": null}'),
+    (pa.struct([("t", pa.time32("s"))]), b"null"),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "is_good"), [(*b, False) for b in BEYOND] + [(*w, True) for w in WITHIN])
+def test_a_value_beyond_the_range_of_its_type_is_a_bad_record(kind: pa.DataType, value: bytes, is_good: bool) -> None:
+    """Arrow makes infinity of `1e39`, and times that Python and Spark do not have."""
+    found = decoded(Json({"v": kind}), [b"{}", b'{"v": %b}' % value, b"{}"])
+    assert [one.index for one in found.bad] == ([] if is_good else [1])
+    if not is_good:
+        assert found.bad[0].reason.startswith(f"field 'v' has a value that is no {kind}") or value.isdigit()
+
+
+REPEATS = [
+    b'{"n": 1, "n": 2}',
+    b'{"x": 1, "x": 2}',
+    b'{"n": 1, "x": {"y": 1, "z": 2, "y": 3}}',
+    b'{"x": [{"a": 1}, {"a": 1, "a": 2}]}',
+    b'{"x": 1, "\\u0078": 2}',
+    b'{"o": {"n": 1, "other": 1, "other": 2}}',
+    b'{"": 1, "": 2}',
+    b'{"a name of more than sixteen bytes": 1, "a name of more than sixteen bytes": 2}',
+]
+NO_REPEATS = [
+    b'{"x": {"x": {"x": 1}}, "y": {"x": 1}}',
+    b'{"x": [{"a": 1}, {"a": 1}]}',
+    b'{"x": "\\"x\\": 1, \\"x\\": 2", "y": "x"}',
+    b'{"x": ":", "y": "{\\"x\\":1", "z": "\\\\"}',
+    b'{"\\u0078": 1, "\\\\u0078": 2}',
+    b'{"a name of more than sixteen bytes": 1, "a name of more than SIXTEEN bytes": 2}',
+    b'{"x": 1, "X": 2, "n": 3}',
+]
+
+
+@pytest.mark.parametrize("around", [b"{}", b'{"x": 1, "y": 2}', b'{"q": "text with : and {", "x": 5, "n": 1}'])
+@pytest.mark.parametrize(("value", "is_bad"), [(v, True) for v in REPEATS] + [(v, False) for v in NO_REPEATS])
+def test_a_repeated_field_is_refused_wherever_it_is(value: bytes, is_bad: bool, around: bytes) -> None:
+    """Declared or not, and whatever records stand beside it."""
+    format_ = Json(pa.schema([("n", pa.int64()), ("o", pa.struct([("n", pa.int64())]))]))
+    for values in ([value], [around] * 20 + [value] + [around] * 20):
+        found = decoded(format_, values)
+        assert [one.index for one in found.bad] == ([values.index(value)] if is_bad else [])
+        assert {one.reason for one in found.bad} <= {"a field is repeated in the record"}
+
+
+def _object(members: list[tuple[str, str]]) -> str:
+    return "{" + ", ".join(f'"{name}": {value}' for name, value in members) + "}"
+
+
+_NAMES = ["a", "b", "abcdefgh", "abcdefghi", "é", "x\\u0041", "xA", '\\"', "", "a much longer name, with : and {"]
+_json_text = st.recursive(
+    st.sampled_from(["1", "-2.5e-7", "null", "true", '"x"', '"a\\"b\\":1,"', '"\\\\"', '":{}"', '"0123456789"', "[]"]),
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda many: f"[{','.join(many)}]")
+        | st.lists(st.tuples(st.sampled_from(_NAMES), inner), max_size=4).map(_object)
+    ),
+    max_leaves=6,
+)
+
+
+class _RepeatedError(Exception):
+    pass
+
+
+def _repeats(text: str) -> bool:
+    """By Python's parser."""
+
+    def checked(members: list[tuple[str, Any]]) -> None:
+        if len(dict(members)) < len(members):
+            raise _RepeatedError
+
+    try:
+        json.loads(text, object_pairs_hook=checked)
+    except _RepeatedError:
+        return True
+    return False
+
+
+@_settings
+@given(
+    st.lists(st.lists(st.tuples(st.sampled_from(_NAMES), _json_text), max_size=4).map(_object), min_size=1, max_size=8),
+    st.lists(st.integers(0, 7), max_size=40),
+)
+def test_exactly_records_with_a_repeated_field_are_refused(kinds: list[str], order: list[int]) -> None:
+    """Equal records in a row take another path than the first ones."""
+    values = [kinds[n % len(kinds)] for n in order]
+    found = decoded(Json({"unrelated": "int64"}), [value.encode() for value in values])
+    assert [one.index for one in found.bad] == [n for n, value in enumerate(values) if _repeats(value)]
+
+
+@pytest.mark.parametrize("value", [b'{"n": 1, "s": "\\ud800"}', b'{"n": 1, "x": ["\\udc00 "]}', b'{"\\ud800": 1}'])
+def test_half_of_a_surrogate_pair_is_named_and_no_other_field(value: bytes) -> None:
+    (bad,) = decoded(Json({"d": "date32", "n": "int64", "s": "string"}), [b"{}", value]).bad
+    assert bad.reason == "a text has half of a surrogate pair, which is no character"

@@ -71,8 +71,11 @@ def test_each_partition_has_a_start_and_an_end(
         ({"topics": None, "topic_pattern": "x.*", "until": "latest"}, "no topic matches"),
         ({"start": {0: 10}}, "start gives no offset for t-1"),
         ({"start": {0: 10, 1: 10, 2: 10}}, "start gives an offset for missing partitions: t-2"),
-        ({"start": {0: 9, 1: 10}}, r"offset 9 of partition 0 of the topic 't' does not exist.*10 to 100"),
-        ({"until": {0: 20, 1: 101}}, r"offset 101 of partition 1 .*does not exist"),
+        (
+            {"start": {0: 9, 1: 10}},
+            r"start= is offset 9 for partition 0 of the topic 't', which does not exist.*10 to 100",
+        ),
+        ({"until": {0: 20, 1: 101}}, r"until= is offset 101 for partition 1 .*does not exist"),
         ({"start": "group", "group": "g"}, "the consumer group 'g' has no offset for t-1"),
         ({"start": "group", "group": "g", "without_group_offset": "latest"}, "offset 5 of partition 0"),
     ],

@@ -365,6 +365,26 @@ def test_an_outage_is_waited_for_and_ends_with_an_answer_or_an_error(caplog: pyt
     assert "_TRANSPORT" in raised.value.cause and "outage_timeout=" in raised.value.remedy
 
 
+def test_the_status_says_since_when_and_until_when_an_outage_is_waited_for() -> None:
+    """S9.1: the beginning stays the same, although the time of the last poll moves."""
+    reading = Reading(split())
+    reading.step()
+    assert "outage" not in reading.reader.progress()
+    reading.consumer.answers = False
+    reading.now_s = 3.0
+    reading.events.on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN))
+    seen = []
+    for reading.now_s, polled_ms in ((5.0, 1_700_000_005_000), (9.0, 1_700_000_009_100)):
+        reading.step()
+        reading.reader.poll(polled_ms)
+        seen.append(reading.reader.progress()["outage"])
+    assert seen[0] == seen[1]
+    assert (seen[0]["since"], seen[0]["until"]) == ("2023-11-14T22:13:23.000Z", "2023-11-14T22:14:23.000Z")
+    assert seen[0]["cause"].startswith("_ALL_BROKERS_DOWN")
+    assert reading.values(message(0, b"x")) == [b"x"]
+    assert "outage" not in reading.reader.progress()
+
+
 def test_messages_end_an_outage_at_once() -> None:
     reading = Reading(split())
     reading.step()

@@ -61,6 +61,6 @@ def test_a_csv_decimal_with_a_huge_negative_exponent_is_refused(number: str) -> 
     """Arrow's own parser would end the process."""
     schema = pa.schema([("d", pa.decimal128(10, 2)), ("s", pa.string())])
     parser = CsvParser(["d", "s"], schema, [""], keeps_digits=False)
-    with pytest.raises(UndecodableRecordError, match=r"column 'd': .* is too small for decimal128\(10, 2\)"):
+    with pytest.raises(UndecodableRecordError, match=r"column 'd' has a number too small for decimal128\(10, 2\)"):
         parser.parse(f"{number},a\n".encode())
     assert parser.parse(b"5e-2,1e-99999999\n").to_pylist() == [{"d": Decimal("0.05"), "s": "1e-99999999"}]

@@ -14,6 +14,7 @@ from builders.protobuf_messages import ORDER_FILES, order
 from google.protobuf import descriptor_pb2, timestamp_pb2
 from schema_registry_server import RegistryServer, registry_server
 
+from tidegate.connectors.formats.protobuf.message_types import MAX_DEPTH
 from tidegate.errors import OptionError, PipelineError
 from tidegate.formats import Protobuf, SchemaRegistry
 
@@ -113,6 +114,14 @@ def test_a_text_of_proto2_that_is_no_utf8_makes_only_its_record_bad() -> None:
         (ORDER_FILES, "shop.Nothing", "shop.Line, shop.Order"),
         (files_of(("M", [("m", _Field.TYPE_MESSAGE, ".t.M")])), None, "contains itself"),
         (files_of(("M", [("m", _Field.TYPE_MESSAGE, ".t.Nothing")])), None, "cannot be used"),
+        (
+            files_of(
+                *((f"M{n}", [("m", _Field.TYPE_MESSAGE, f".t.M{n + 1}")]) for n in range(MAX_DEPTH)),
+                (f"M{MAX_DEPTH}", [("n", _Field.TYPE_INT32, "")]),
+            ),
+            "t.M0",
+            f"nests more than {MAX_DEPTH} messages",
+        ),
     ],
 )
 def test_a_schema_that_cannot_be_used_is_refused(files: bytes, message: str | None, text: str) -> None:

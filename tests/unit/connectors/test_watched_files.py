@@ -68,6 +68,30 @@ class Folder:
         return names
 
 
+@pytest.mark.parametrize("pattern", ["later", "later/*.jsonl"])
+def test_a_path_that_does_not_exist_is_logged_at_the_start_and_until_it_appears(
+    tmp_path: Path, pattern: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S4.3: a wrong path would look like one without new files."""
+    caplog.set_level("INFO")
+    folder = Folder(tmp_path / pattern)
+    folder.source.check_fresh_start()
+    missing = f"the watched path {folder.source._files.urls[0]} does not exist"
+    assert [record.message.partition(":")[0] for record in caplog.records] == [missing]
+    caplog.clear()
+    for folder.now_s in (NOW_S, NOW_S + 10, NOW_S + 599, NOW_S + 600, NOW_S + 700):
+        assert folder.searched() == []
+    assert [(record.levelname, record.message.partition(":")[0]) for record in caplog.records] == 2 * [
+        ("WARNING", missing)
+    ]
+    written(tmp_path / "later/a.jsonl")
+    caplog.clear()
+    assert len(folder.searched()) == 1 and folder.searched() == []
+    assert [record.message for record in caplog.records] == [f"{missing.partition(' does')[0]} exists now"]
+    folder.source.check_fresh_start()
+    assert len(caplog.records) == 1
+
+
 class TestWatchedFiles(DiscoveringSourceConformance):
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path) -> None:

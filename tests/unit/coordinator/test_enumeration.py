@@ -19,6 +19,7 @@ from tidegate.coordinator.enumeration import (
     Enumerations,
     EnumerationState,
     SearchFailed,
+    SearchOutage,
     SourceEnumeration,
     SplitsDiscovered,
 )
@@ -220,6 +221,17 @@ def test_searches_follow_in_intervals_or_at_once_where_more_is_known() -> None:
     enumerations.take_searches(270)
     readers.search(found(more=True), now_ms=280)
     assert enumerations.search_ms == 380, "it would search without a pause, and find nothing"
+
+
+def test_an_outage_lasts_from_the_first_failed_search_to_the_next_answer() -> None:
+    readers = Readers().up()
+    enumerations = readers.enumerations
+    assert enumerations.outages() == {}
+    readers.search(SearchFailed("src", "no broker"), now_ms=50)
+    readers.search(SearchFailed("src", "no leader"), now_ms=160)
+    assert enumerations.outages() == {"src": SearchOutage(50, "no leader")}
+    readers.search(found(1), now_ms=270)
+    assert enumerations.outages() == {}
 
 
 def test_no_search_starts_while_enough_splits_wait() -> None:

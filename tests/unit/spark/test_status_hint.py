@@ -12,8 +12,10 @@ import pytest
 from tidegate.api.pipeline import Pipeline
 from tidegate.channel.control.protocol import SlotMetrics, SourceMetrics, SubtaskMetrics
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
+from tidegate.clock import parse_iso
 from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.discard import Discard
+from tidegate.coordinator.enumeration import SearchOutage
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import StatusHint, decode
 from tidegate.jobs.stores.in_memory import MemoryStore
@@ -126,6 +128,28 @@ def test_details_of_a_source_are_added_up_when_all_its_subtasks_report_them() ->
     assert details({"lag": 3}, None) == {}
     assert details({"copying": False, "lag_bytes": 0}, {"copying": True}) == {"copying": True}
     assert details({"copying": False, "lag_bytes": 0}, {"copying": False, "lag_bytes": 7})["lag_bytes"] == 7
+
+
+def test_an_outage_of_one_subtask_is_shown_from_when_the_first_one_waits() -> None:
+    """Also while others have not reported, and if the search for splits fails."""
+    graph: Any = SimpleNamespace(nodes=[SimpleNamespace(uid="topic", source=SimpleNamespace(boundedness="unbounded"))])
+    since = [f"2026-01-01T00:00:0{n}.000Z" for n in range(3)]
+    outages = [{"since": one, "until": "2026-01-01T00:10:00.000Z", "cause": f"c{n}"} for n, one in enumerate(since)]
+
+    def details(*told: dict[str, Any], searches: Any = None) -> Any:
+        sources = [SourceMetrics("topic", 0, False, details=one) for one in told]
+        slots = {
+            n: SlotState(metrics=SlotMetrics(1, (SubtaskMetrics((0, n), 0, 0, 0, source=source),)))
+            for n, source in enumerate(sources)
+        }
+        slots[len(slots)] = SlotState()
+        return job_metrics(graph, slots, {}, searches)["sources"]["topic"]["details"]
+
+    assert details({"lag": 3}, {"outage": outages[2]}, {"outage": outages[1]}) == {"outage": outages[1]}
+    assert details({"lag": 3}) == {}
+    begun = SearchOutage(round(parse_iso(since[0]).timestamp() * 1_000), "no broker")
+    found = details({"outage": outages[2]}, searches={"topic": begun})
+    assert found == {"outage": {"since": since[0], "until": None, "cause": "no broker"}}
 
 
 def test_counts_of_sources_that_had_ended_before_the_run_are_shown_with_the_others() -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.types as pt
 
 from tidegate.connectors.files.sink.json_text import json_objects, json_type_problem
 from tidegate.connectors.files.source.character_encoding import UndecodableRecordError
@@ -42,8 +40,6 @@ takes about 0.1 ms.
 _BLANK = b" \t\r\n"
 _STRING_OR_BREAK = re.compile(rb'"(?:[^"\\]|\\.)*"|[\r\n]+', re.DOTALL)
 """A text, or line breaks outside of texts. Line breaks inside a text are not JSON."""
-_TOO_BIG = "Number too big"
-"""Phrase in Arrow's error for a number beyond a 64-bit float, also in a field that is not declared."""
 _NEW_FIELD = "the record has a field that the schema does not declare"
 
 
@@ -157,7 +153,7 @@ class JsonDecoder(RecordDecoder):
                 raise UndecodableRecordError("the record has several JSON objects")
         except (UndecodableRecordError, pa.ArrowInvalid) as error:
             if len(lines) == 1:
-                bad[int(of_line[0])] = self._reason(lines[0].as_py(), error)
+                bad[int(of_line[0])] = self._parser.reason(error, lines[0].as_py())
                 return
             step = (len(lines) + 1) // 2 if len(lines) > _ISOLATED_RECORDS else 1
             for first in range(0, len(lines), step):
@@ -165,65 +161,12 @@ class JsonDecoder(RecordDecoder):
             return
         yield batch, of_line
 
-    def _reason(self, value: bytes, error: Exception) -> str:
-        """Return why a record is bad. Arrow's messages quote values, so they are not used."""
-        fields: dict[str, Any] = {}
-        try:
-            fields = json.loads(value, object_pairs_hook=_single_members)
-        except json.JSONDecodeError as no_json:
-            if no_json.msg == "Extra data":
-                return "the record has several JSON objects"
-            return f"not JSON: {no_json.msg[:1].lower()}{no_json.msg[1:]} (character {no_json.pos})"
-        except _DoubledError:
-            return "a field is repeated in the record"
-        except (ValueError, RecursionError):
-            pass
-        if str(error) == _NEW_FIELD:
-            return _NEW_FIELD
-        if _TOO_BIG in str(error):
-            return "a number is too big for a 64-bit float"
-        for field in self._read:
-            if _is_other_kind(fields.get(field.name), field.type) or not _is_readable(value, field):
-                return f"field {field.name!r} has a value that is no {field.type}"
-        return "the record is not readable as JSON"
-
 
 class _JsonEncoder(RecordEncoder):
     def encode(self, batch: pa.RecordBatch) -> pa.Array:
         """See `RecordEncoder`."""
         texts = json_objects(batch)
         return pa.Array.from_buffers(pa.binary(), len(texts), texts.buffers(), 0, texts.offset)
-
-
-class _DoubledError(Exception):
-    """An object has two members of one name."""
-
-
-def _single_members(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(members)
-    if len(found) < len(members):
-        raise _DoubledError
-    return found
-
-
-def _is_other_kind(value: Any, kind: pa.DataType) -> bool:
-    """Return whether a value is surely of another kind than the column. It spares a parse, which takes longer."""
-    if pt.is_integer(kind):
-        return isinstance(value, str | float | bool | list | dict)
-    if pt.is_string(kind) or pt.is_floating(kind):
-        return isinstance(value, bool | list | dict)
-    return (pt.is_struct(kind) and isinstance(value, list | str)) or (
-        pt.is_list(kind) and isinstance(value, dict | str)
-    )
-
-
-def _is_readable(value: bytes, field: pa.Field) -> bool:
-    one = pa.schema([field])
-    try:
-        JsonParser(FileSchema(one, one, False, one), None).parse(value)
-    except (UndecodableRecordError, pa.ArrowInvalid):
-        return False
-    return True
 
 
 def _refuse_new(names: Sequence[str]) -> None:

@@ -7,13 +7,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from tidegate.channel.control.protocol import SubtaskMetrics
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
+from tidegate.clock import iso
+from tidegate.coordinator.enumeration import SearchOutage
 from tidegate.errors import StoreError
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import StatusHint, encode
+from tidegate.jobs.status import OUTAGE
 from tidegate.jobs.stores.store import Store
 from tidegate.plan.job_graph import JobGraph
 from tidegate.spark.driver_loop.attempt import SlotState
@@ -113,13 +117,29 @@ def _merged(values: Sequence[Any]) -> Any:
     return sum(values) if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values) else values[0]
 
 
+def _outage(details: Sequence[Mapping[str, Any]], search: SearchOutage | None) -> Mapping[str, Any] | None:
+    """Return the outage that a source waits for, of the subtask that has waited longest; None: there is none.
+
+    A single subtask is enough: its input may be on one machine of several.
+    """
+    found = [one[OUTAGE] for one in details if isinstance(one.get(OUTAGE), Mapping)]
+    if search is not None:
+        since = iso(datetime.fromtimestamp(search.since_ms / 1_000, UTC))
+        found.append({"since": since, "until": None, "cause": search.cause})
+    return min(found, key=lambda one: str(one["since"]), default=None)
+
+
 def job_metrics(
-    graph: JobGraph, slots: Mapping[int, SlotState], ended: Mapping[str, Mapping[str, int]] | None = None
+    graph: JobGraph,
+    slots: Mapping[int, SlotState],
+    ended: Mapping[str, Mapping[str, int]] | None = None,
+    searches: Mapping[str, SearchOutage] | None = None,
 ) -> dict[str, Any]:
     """Return sources, watermark and rows of the whole job, from the slots' heartbeats.
 
     Args:
         ended: counts of sources that had ended before the run, by uid.
+        searches: sources whose search for splits fails, by uid.
     """
     sources: dict[str, dict[str, Any]] = {}
     for node in graph.nodes:
@@ -149,7 +169,11 @@ def job_metrics(
             _add(counters, uid, counts)
     for uid, facts in sources.items():
         complete = facts.pop("subtasks") == len(slots)
+        outage = _outage(facts["details"], (searches or {}).get(uid))
         facts["details"] = _together(facts["details"]) if complete else {}
+        facts["details"].pop(OUTAGE, None)
+        if outage is not None:
+            facts["details"][OUTAGE] = dict(outage)
         facts["played_all"] = facts["played_all"] and complete
         facts["watermark_us"] = _reported(marks.get(uid, [])) if complete else None
     return {

@@ -450,10 +450,10 @@ class StreamingLoop:
         return None if wake_ms is None else (wake_ms - self._now_ms()) / 1000
 
     def _on_metrics(self, slots: Mapping[int, SlotState]) -> None:
-        coordinator, ended = self._run.coordinator, self._run.ended_counts
+        coordinator, ended, enumerations = self._run.coordinator, self._run.ended_counts, self._run.enumerations
         self._job.hint.set_source(
             lambda: {
-                **job_metrics(self._job.graph, slots, ended),
+                **job_metrics(self._job.graph, slots, ended, enumerations.outages()),
                 "refused_requests": coordinator.refused,
                 "sources_paused": coordinator.sources_paused,
                 "waits_for_deletions": coordinator.waits_for_deletions,

@@ -21,7 +21,7 @@ from tidegate.connectors.files.sink.growing_files import growths_of
 from tidegate.connectors.files.sink.marker_packs import PACK_SCHEMA, MarkerPacks
 from tidegate.connectors.files.sink.sink_layout import MARKER_SUFFIX, FileLayout, parse_staged_name, staged_names
 from tidegate.connectors.leftovers import Leftover, LeftoverReport, NeededTransactions
-from tidegate.connectors.storage import list_folder
+from tidegate.connectors.storage import is_local, list_folder
 from tidegate.connectors.transactions import parse_transaction_id
 
 MARKERS_AT_ONCE = 20_000
@@ -123,11 +123,34 @@ class FileLeftovers:
                 columns: list[list[Any]] = [[made[0] for _, made, _ in kept], [made[1] for _, made, _ in kept]]
                 # The pack is durable before the markers are removed, so that no commit is forgotten.
                 self._packs.add(pa.Table.from_arrays([*columns, [files for *_, files in kept]], schema=PACK_SCHEMA))
+            self._forget_growth(unasked)
             removed = [path for path, *_ in kept] + [path for path, _ in unasked]
             self._remove(removed)
             gone.update(removed)
         self._packs.compact(self._needed.markers_from)
         return gone
+
+    def _forget_growth(self, markers: Sequence[tuple[str, tuple[int, int]]]) -> None:
+        """Record which of these markers have extended files: a rewind that needs their sizes is refused from now on."""
+        if not is_local(self._fs):  # files grow on local file systems only
+            return
+        bases = self._at_once(self._first_extended, [path for path, _ in markers])
+        grown = [(base, made[1]) for (_, made), base in zip(markers, bases, strict=True) if base is not None]
+        if grown:
+            self._packs.forget_growth(min(base for base, _ in grown), max(at for _, at in grown))
+
+    def _first_extended(self, marker: str) -> int | None:
+        """Return the oldest checkpoint that published a file which this marker's transaction extended; None: it
+        extended none. A marker or a name that cannot be read counts as extending the oldest file.
+        """
+        try:
+            growths = growths_of(json.loads(self._fs.cat_file(marker)).get("files", ()))
+        except FileNotFoundError:  # another collection has removed it
+            return None
+        except (ValueError, AttributeError, TypeError):
+            return 0
+        made = [self._layout.published_by(growth.target.rsplit("/", 1)[-1]) for growth in growths]
+        return min((0 if one is None else one[1] for one in made), default=None)
 
     def _files_of(self, marker: str) -> int | None:
         """Return how many files the marker's transaction published; None: unknown, so the marker stays.

@@ -47,8 +47,10 @@ class FileRewind:
         """Check that all these transactions can be removed.
 
         Raises:
-            TidegateError: published files are missing: a reader that moved or copied them keeps their rows.
+            TidegateError: published files are missing: a reader that moved or copied them keeps their rows. Or the
+                sizes of extended files are not known any more.
         """
+        self._check_known()
         there = set(self.files())
         gone = [path for marker in self.markers() for path in self._files_of(marker) if path not in there]
         gone += self._gone_of_packed(there)
@@ -62,6 +64,18 @@ class FileRewind:
                 remedy="Put the files back; or restore with on_committed_after=accept_duplicates, and remove "
                 "duplicate rows yourself",
             )
+
+    def _check_known(self) -> None:
+        for first, last in self._packs.listed().forgotten:
+            if first <= self._checkpoint_id < last:
+                raise TidegateError(
+                    f"the sink cannot rewind to checkpoint {self._checkpoint_id}",
+                    where=f"job {self._ctx.job_id}, sink {self._ctx.uid!r}, {self._layout.root}",
+                    cause="`tidegate gc --sinks` has deleted the markers that say where files ended before later "
+                    f"commits extended them (compact_below), up to checkpoint {last}: no kept snapshot needed them",
+                    remedy=f"Restore a snapshot from checkpoint {last} on; or restore with "
+                    "on_committed_after=accept_duplicates, and remove duplicate rows yourself",
+                )
 
     def take_back(self) -> None:
         """Remove markers, then files. Idempotent; the caller repeats it after a failure."""

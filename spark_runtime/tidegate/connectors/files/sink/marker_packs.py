@@ -3,6 +3,7 @@
 
     <path>/_tidegate/committed/<job>/<lineage>/<uid>/pack-<first>-<last>-<nonce>.parquet   checkpoints first to last
     <path>/_tidegate/committed/<job>/<lineage>/<uid>/rewound-<after>-<before>.json         a rewind: checkpoints between
+    <path>/_tidegate/committed/<job>/<lineage>/<uid>/forgotten-<first>-<last>.json         see `forget_growth`
 
 A pack has a row for each committed transaction: its subtask, its checkpoint, and the number of files it published.
 Packs are never changed. The committed transactions are the union of all packs without rewound ones, so a pack may be
@@ -47,15 +48,19 @@ FOLDERS_ABOVE = 4
 
 _PACK = re.compile(r"pack-(\d+)-(\d+)-[0-9a-f]+\.parquet")
 _REWOUND = re.compile(r"rewound-(\d+)-(\d+)\.json")
+_FORGOTTEN = re.compile(r"forgotten-(\d+)-(\d+)\.json")
 _Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True)
 class PackListing:
-    """Content of the folder: (path, first, last) of packs; (after, before) of rewinds, both bounds excluded."""
+    """Content of the folder: (path, first, last) of packs; (after, before) of rewinds, both bounds excluded; and
+    (first, last) of `forget_growth`.
+    """
 
     packs: tuple[tuple[str, int, int], ...]
     rewound: tuple[tuple[int, int], ...]
+    forgotten: tuple[tuple[int, int], ...] = ()
 
     def is_rewound(self, checkpoint_id: int) -> bool:
         """Return whether a rewind has removed the output of this checkpoint."""
@@ -74,9 +79,11 @@ class MarkerPacks:
         found = [(path, path.rsplit("/", 1)[-1]) for path in list_folder(self._fs, self._folder)[0]]
         packs = [(path, match) for path, name in found if (match := _PACK.fullmatch(name))]
         rewound = [match for _, name in found if (match := _REWOUND.fullmatch(name))]
+        forgotten = [match for _, name in found if (match := _FORGOTTEN.fullmatch(name))]
         return PackListing(
             tuple((path, int(match[1]), int(match[2])) for path, match in packs),
             tuple((int(match[1]), int(match[2])) for match in rewound),
+            tuple((int(match[1]), int(match[2])) for match in forgotten),
         )
 
     def holds(self, subtask: int, checkpoint_id: int) -> bool:
@@ -179,6 +186,24 @@ class MarkerPacks:
         """
         record = {"version": PACK_VERSION, "after": after, "before": before}
         self._put(f"rewound-{after}-{before}.json", json.dumps(record, sort_keys=True).encode())
+
+    def forget_growth(self, first: int, last: int) -> None:
+        """Record that markers are removed which name the sizes of extended files. Call it before the removal.
+
+        A rewind to a snapshot from `first` on and before `last` could not cut these files off any more.
+
+        Args:
+            first: the oldest checkpoint that published one of the files.
+            last: the newest checkpoint that extended one of them.
+        """
+        known = self.listed().forgotten
+        whole = min([first, *(one for one, _ in known)]), max([last, *(one for _, one in known)])
+        if whole in known:
+            return
+        self._put(f"forgotten-{whole[0]}-{whole[1]}.json", json.dumps({"version": PACK_VERSION}).encode())
+        for one in known:
+            with suppress(FileNotFoundError):
+                self._fs.rm_file(f"{self._folder}/forgotten-{one[0]}-{one[1]}.json")
 
     def _put(self, name: str, content: bytes) -> None:
         # The folders above may be new, too.

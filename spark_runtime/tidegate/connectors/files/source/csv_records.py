@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from tidegate.connectors.files.source.character_encoding import UndecodableRecordError
@@ -22,9 +23,13 @@ from tidegate.connectors.files.source.number_text import (
     with_leading_zeros,
 )
 from tidegate.connectors.files.source.record_blocks import Ends, csv_ends
+from tidegate.connectors.files.source.value_ranges import has_range, is_in_range
 
-_COLUMN = re.compile(r"In CSV column #(\d+): ")
-_ROW = re.compile(r"Row #\d+: ")
+_CONVERSION = re.compile(r"In CSV column #(\d+): (?:Row #\d+: )?CSV conversion error to (.+?): (.*)", re.DOTALL)
+_COUNT = re.compile(r"Expected \d+ columns, got \d+")
+"""Parts of Arrow's errors that quote no value."""
+_SAID = ("invalid UTF8 data", "expected no zone offset", "expected a zone offset")
+"""Phrases in Arrow's errors that a user needs and that quote no value."""
 _QUOTED = re.compile(rb'(?:\A|(?<=[,\r\n]))(?:""(?=[,\r\n]|\Z)|("[^"]*(?:""[^"]*)*"))')
 """A field in quotes; without the group, an empty field in quotes."""
 _TEXT = pa.schema([("text", pa.binary())])
@@ -77,6 +82,7 @@ class CsvParser:
         self._others = [f for f in present if not _is_text(f.type)]
         self._types = {field.name: field.type for field in present}
         self._floats = [f.name for f in present if keeps_digits and pa.types.is_floating(f.type)]
+        self._ranged = frozenset(f.name for f in present if has_range(f.type))
         self._decimals = [f.name for f in present if pa.types.is_decimal(f.type)]
         self._numbers = [f.name for f in present if keeps_digits and pa.types.is_integer(f.type)] + self._floats
 
@@ -104,6 +110,7 @@ class CsvParser:
             _one(table.column(field.name), field.type) if field.name in self._types else pa.nulls(rows, field.type)
             for field in self.schema
         ]
+        self._refuse_beyond_range(text, columns)
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def reason(self, error: Exception, text: bytes) -> str:
@@ -126,7 +133,7 @@ class CsvParser:
             for name in self._decimals:
                 found = first_tiny(_one(texts.column(name), pa.string()))
                 if found is not None:
-                    raise UndecodableRecordError(f"column {name!r}: {found!r} is too small for {self._types[name]}")
+                    raise UndecodableRecordError(f"column {name!r} has a number too small for {self._types[name]}")
 
     def _refuse_losses(self, text: bytes) -> None:
         """Raise UndecodableRecordError for a number that would lose digits."""
@@ -140,6 +147,20 @@ class CsvParser:
             _refuse(name, found, "its hexadecimal form" if "x" in (found or "").lower() else "its leading zeros")
         for name in floats:
             _refuse(name, first_beyond_float(_one(texts.column(name), pa.string())), "digits")
+
+    def _refuse_beyond_range(self, text: bytes, columns: Sequence[pa.Array]) -> None:
+        """Raise UndecodableRecordError for a time that no column means, and for a number that became infinite."""
+        for field, column in zip(self.schema, columns, strict=True):
+            if field.name not in self._ranged or is_in_range(column):
+                continue
+            # `inf` is a value of floats; only digits must not become infinite.
+            if not pa.types.is_floating(field.type) or _has_digits(self._infinite(text, field.name, column)):
+                raise UndecodableRecordError(f"{_unfit(field.name, field.type)} in its range")
+
+    def _infinite(self, text: bytes, name: str, column: pa.Array) -> pa.Array:
+        """Return the texts of the infinite numbers of a column."""
+        texts = _one(self._read(text, {name: pa.string()}).column(name), pa.string())
+        return texts.filter(pc.is_inf(column).fill_null(False))
 
     def _read(self, text: bytes, types: dict[str, pa.DataType]) -> pa.Table:
         return read_csv(text, self._names, self._null_values, types)
@@ -203,20 +224,35 @@ def _empty_quotes_as_null(text: bytes, null_values: Sequence[str]) -> tuple[byte
 
 
 def _reason(error: Exception, names: Sequence[str]) -> str:
-    text = " ".join(str(error).split()).removeprefix("CSV parse error: ")
-    return _ROW.sub("", _COLUMN.sub(lambda m: f"column {names[int(m[1])]!r}: ", text))
+    """Return why a record is bad, without a quotation from it. Arrow's messages quote values, so parts are used."""
+    text = " ".join(str(error).split())
+    if isinstance(error, UndecodableRecordError):
+        return text
+    if found := _CONVERSION.search(text):
+        said = next((f", {phrase}" for phrase in _SAID if phrase in found[3]), "")
+        return f"{_unfit(names[int(found[1])], found[2])}{said}"
+    counted = _COUNT.search(text)
+    return counted[0] if counted is not None else "the record is not readable as CSV"
+
+
+def _unfit(name: str, kind: object) -> str:
+    return f"column {name!r} has a value that is no {kind}"
 
 
 def _refuse(name: str, number: str | None, lost: str) -> None:
     if number is not None:
         raise UndecodableRecordError(
-            f"column {name!r}: {number!r} would lose {lost} as a number; declare the column as a string in schema="
+            f"column {name!r} has a number that would lose {lost}; declare the column as a string in schema="
         )
 
 
 def _one(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
     # The empty array gives `concat_arrays` its type if there is no chunk.
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays([pa.array([], kind), *column.chunks])
+
+
+def _has_digits(texts: pa.Array) -> bool:
+    return bool(pc.any(pc.match_substring_regex(texts, "[0-9]")).as_py())
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 import pyarrow as pa
 
@@ -19,11 +20,12 @@ from tidegate.connectors.files.source.file_listing import FoundFile
 from tidegate.connectors.files.source.file_schema import DEFAULT_NULL_VALUES, FilePolicy, OnMissingField, OnNewField
 from tidegate.connectors.files.source.file_set import FileSet, Paths
 from tidegate.connectors.files.source.text_records import Chunk
-from tidegate.connectors.files.source.watched_files import Watch, WatchedFiles
+from tidegate.connectors.files.source.watched_files import Watch, WatchedFiles, missing_paths, missing_text
 from tidegate.connectors.found_schema import FoundSchema
 from tidegate.connectors.interface import (
     Boundedness,
     ContinuousDiscovery,
+    Discovery,
     PollResult,
     Source,
     SourceContext,
@@ -31,15 +33,24 @@ from tidegate.connectors.interface import (
     Split,
     SplitEnumerator,
 )
-from tidegate.errors import PipelineError
+from tidegate.errors import OptionError, PipelineError
 from tidegate.units import format_duration
 
+logger = logging.getLogger("tidegate.connectors")
+
+Assignment = Literal["at_start", "on_demand"]
+"""When readers get the splits of files that exist when the job starts."""
 OPEN_FILES = 2
-"""Most files that a reader of watched files has: the one that it reads, and the next."""
+"""Most splits that a reader has if it gets them while it reads: the one that it reads, and the next."""
+SEARCH_AGAIN = timedelta(seconds=10)
+"""Pause after a listing that failed, if readers get splits on demand."""
 RETRY_MS = 1_000
 """Wait for the next poll of a reader that has no file, milliseconds. An assignment ends it."""
 _TOTALS = "totals"
 """Key in the data of the split that holds the counts of files that were read."""
+MAX_SPLITS_OF_FILES = 1_000
+"""Parts into which all Parquet files together are cut, at most, if readers get splits on demand. Snapshots contain
+those that no reader has."""
 MIN_SPLIT_ROWS = 65_536
 """Least number of rows in a split of a Parquet file, which consists of whole row groups."""
 
@@ -136,6 +147,9 @@ class Files(Source):
             have a reader.
         watch: list the paths again in this interval, such as "10 s", and read new files; a `Watch` has more options.
             Without `schema`, a file must exist when the job starts. None: read the files that exist.
+        assign: without `watch`: "at_start" divides the splits among the readers when the job starts; "on_demand" gives
+            a reader its next split while it reads one, so that a slow reader has fewer. Then a split that no reader has
+            holds no watermark back, so pipelines with event time are refused.
 
     Raises:
         OptionError: an argument is unknown, or `encoding` is not an encoding of text.
@@ -155,7 +169,18 @@ class Files(Source):
         on_new_field: OnNewField = "ignore",
         on_bad_record: OnBadRecord = "fail",
         watch: str | timedelta | Watch | None = None,
+        assign: Assignment = "at_start",
     ) -> None:
+        if assign not in get_args(Assignment):
+            remedy = f"Use one of {', '.join(map(repr, get_args(Assignment)))}"
+            raise OptionError(f"assign={assign!r} is unknown", where="Files(assign=)", remedy=remedy)
+        if watch is not None and assign != "at_start":
+            raise OptionError(
+                "watched files are always assigned on demand",
+                where="Files(watch=, assign=)",
+                remedy="Leave out assign=",
+            )
+        self._on_demand = assign == "on_demand"
         self._watch = watch if watch is None or isinstance(watch, Watch) else Watch(watch)
         self._files = FileSet(
             paths,
@@ -228,20 +253,32 @@ class Files(Source):
                 )
         return splits
 
+    def check_fresh_start(self) -> None:
+        """Log a warning of each watched path that does not exist. It may appear while the job runs.
+
+        Raises:
+            OSError: a file system does not answer.
+        """
+        if self._watch is not None:
+            for url in missing_paths(self._files.urls, self._files.storage_options):
+                logger.warning(missing_text(url, self._watch.interval))
+
     def continuous_discovery(self) -> ContinuousDiscovery | None:
         """Return the interval of `watch`. A reader gets its next file while it reads one."""
-        return None if self._watch is None else ContinuousDiscovery(self._watch.interval, OPEN_FILES)
+        if self._watch is not None:
+            return ContinuousDiscovery(self._watch.interval, OPEN_FILES)
+        return ContinuousDiscovery(SEARCH_AGAIN, OPEN_FILES, fits_event_time=False) if self._on_demand else None
 
     def create_enumerator(self, state: Any) -> SplitEnumerator:
-        """Return an enumerator that lists the paths."""
-        assert self._watch is not None, "continuous_discovery is None"
-        return WatchedFiles(self._files, self._watch, state)
+        """Return an enumerator that lists the paths: again and again with `watch`, else once."""
+        return _PresentFiles(self) if self._watch is None else WatchedFiles(self._files, self._watch, state)
 
     def create_reader(self, ctx: SourceContext) -> SourceReader:
         """Return a reader that reads its splits one after the other."""
-        if self._watch is None:
+        if self._watch is None and not self._on_demand:
             return FilesReader(self._files)
-        return WatchedFilesReader(self._files, ctx.subtask, self._watch.disposal(self._files))
+        disposal = None if self._watch is None else self._watch.disposal(self._files)
+        return AssignedFilesReader(self._files, ctx.subtask, disposal, bounded=self._watch is None)
 
     def unavailable_splits(self, splits: Sequence[Split]) -> Sequence[tuple[str, str]]:
         """Return the splits whose file is missing or was changed."""
@@ -251,8 +288,21 @@ class Files(Source):
 
     def describe(self) -> str:
         """Describe the paths."""
-        watched = "" if self._watch is None else f", watched every {format_duration(self._watch.interval)}"
-        return f"Files({self._files.describe()}{watched})"
+        how = "" if self._watch is None else f", watched every {format_duration(self._watch.interval)}"
+        how += ", assigned on demand" if self._on_demand else ""
+        return f"Files({self._files.describe()}{how})"
+
+
+class _PresentFiles(SplitEnumerator):
+    """Finds the files that exist, once."""
+
+    def __init__(self, source: Files) -> None:
+        self._source = source
+
+    def discover(self) -> Discovery:
+        """Return all splits, as small as possible: the smaller they are, the sooner all readers end."""
+        # The state is not read: the runtime does not search again if a search was complete.
+        return Discovery(self._source.discover(MAX_SPLITS_OF_FILES), {}, complete=True)
 
 
 def _cut(rows: Sequence[int], wanted_rows: int) -> list[tuple[int, int]]:
@@ -375,19 +425,25 @@ class FilesReader(SourceReader):
             self._reading = None
 
 
-class WatchedFilesReader(FilesReader):
-    """Reader of watched files. It forgets the files that it has read, except for their counts.
+class AssignedFilesReader(FilesReader):
+    """Reader that gets splits while it reads. It forgets the splits that it has read, except for their counts.
 
     The counts are in its snapshot as a finished split, together with the files that are still to be deleted or
     archived.
     """
 
-    def __init__(self, files: FileSet, subtask: int, disposal: FileDisposal | None) -> None:
+    def __init__(self, files: FileSet, subtask: int, disposal: FileDisposal | None, *, bounded: bool) -> None:
         super().__init__(files)
         self._subtask = subtask
         self._disposal = disposal
         self._totals: Counter[str] = Counter()
         self._changed = False
+        self._bounded = bounded
+        self._is_last = False
+
+    def no_more_splits(self) -> None:
+        """End after the splits that are there, if the source is bounded."""
+        self._is_last = self._bounded
 
     def add_splits(self, splits: Sequence[Split]) -> None:
         """Accept splits, and the counts of restored readers."""
@@ -448,4 +504,6 @@ class WatchedFilesReader(FilesReader):
 
     def _without_splits(self, now_ms: int) -> PollResult:
         changed, self._changed = self._changed, False
+        if self._is_last:
+            return PollResult(state="end", splits_changed=changed)
         return PollResult(state="nothing_now", retry_at_ms=now_ms + RETRY_MS, idle=True, splits_changed=changed)

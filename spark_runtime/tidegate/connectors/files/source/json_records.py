@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,7 @@ import pyarrow.json as pa_json
 from tidegate.connectors.files.source.character_encoding import UndecodableRecordError
 from tidegate.connectors.files.source.file_schema import FileSchema, differences
 from tidegate.connectors.files.source.json_values import (
+    HALF_PAIR,
     IsText,
     Number,
     is_declared_text,
@@ -23,30 +25,38 @@ from tidegate.connectors.files.source.json_values import (
     loads,
     members,
     nonblank_lines,
+    not_json,
     numbers_quoted,
     unknown_fields,
 )
 from tidegate.connectors.files.source.number_text import all_whole, loses_digits, may_be_tiny, may_lose_digits
 from tidegate.connectors.files.source.record_blocks import Ends, line_ends
+from tidegate.connectors.files.source.repeated_names import REPEATED, refuse_repeated_names
+from tidegate.connectors.files.source.value_ranges import has_range, is_in_range
 
 MAX_NEW_FIELDS = 100
 """Number of new fields at which the search for more stops, because it reads every block twice."""
 
-_TINY_VALUE = re.compile(rb'[:\[,][ \t]*("?-?[0-9.]+[eE]-[0-9]{5,}"?)[ \t]*[,\]}]')
+_TINY_VALUE = re.compile(rb'[:\[,][ \t]*"?-?[0-9.]+[eE]-[0-9]{5,}"?[ \t]*[,\]}]')
 """A whole value, number or text, as `may_be_tiny` finds it."""
 _UNEXPECTED = "unexpected field"
 _TO_NUMBER = "from string to number"
 _TOO_BIG = "Number too big"
+_TWICE = "was specified twice"
 _CHANGED = re.compile(r"changed from \w+ to \w+ in row (\d+)")
 """Phrases in Arrow's errors: a field that the schema lacks; a number where the schema has a string; a number beyond a
-64-bit float, anywhere; another type than before.
+64-bit float, anywhere; a repeated field; another type than before.
 """
-
+_ABOUT_ZONES = ("expected no zone offset", "expected a zone offset")
+"""Phrases about zones in Arrow's errors, which a user needs and which quote no value."""
 
 _EPOCH = "1970-01-01T"
 MAX_DEPTH = 200
 """Most nesting of objects and lists. Python parses only some hundreds, depending on the caller's stack."""
 TOO_DEEP = f"the record has more than {MAX_DEPTH} levels of nested objects and lists"
+UNREADABLE = "the record is not readable as JSON"
+_ABSENT = pa.field("\0tidegate", pa.string())
+"""A field that no record has: a record is readable with it if it is readable apart from the fields of the schema."""
 _STRING_OR_POWER = re.compile(rb'"(?:[^"\\]|\\.)*"|(?:0|[1-9][0-9]*)(?:\.[0-9]+)?[eE]\+?[0-9]+')
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
@@ -74,7 +84,7 @@ class JsonHead:
 
     def reason(self, error: Exception, text: bytes) -> str:
         """See `TextParser`."""
-        return _reason(error, text)
+        return bad_record_reason(error, text)
 
 
 class JsonParser:
@@ -99,6 +109,8 @@ class JsonParser:
         declares_times = bool(self._texts) and not columns.inferred
         self._has_strings = declares_times or any(map(_holds_string, columns.emitted.types))
         self._keeps_digits = columns.inferred and any(map(_holds_float, columns.emitted.types))
+        self._ranged = frozenset(f.name for f in columns.emitted if has_range(f.type))
+        self._ignores_fields = False
 
     def ends(self, text: bytes, is_last: bool) -> Ends:
         """See `TextParser`."""
@@ -123,17 +135,26 @@ class JsonParser:
 
     def reason(self, error: Exception, text: bytes) -> str:
         """See `TextParser`."""
-        return _reason(error, text)
+        return bad_record_reason(error, text, self._columns)
 
     def _column(self, table: pa.Table, field: pa.Field) -> pa.Array:
+        """Return a column. Raises UndecodableRecordError, which does not quote the value, if a value does not fit."""
         read = table.column(field.name)
-        if field.name not in self._texts or read.type == field.type:
-            return _one(read, field.type)
         try:
-            return _from_texts(_one(read, read.type), field.type)
+            if field.name not in self._texts or read.type == field.type:
+                column = _one(read, field.type)
+            else:
+                column = _from_texts(_one(read, read.type), field.type)
         except pa.ArrowInvalid as error:
-            remedy = "; declare the field as a string in schema=" if self._columns.inferred else ""
-            raise UndecodableRecordError(f"field {field.name!r}: {str(error).rstrip('.')}{remedy}") from error
+            zone = next((phrase for phrase in _ABOUT_ZONES if phrase in str(error)), "")
+            raise self._unfit(field, f", {zone}" if zone else "") from error
+        if field.name in self._ranged and not is_in_range(column):
+            raise self._unfit(field, " in its range")
+        return column
+
+    def _unfit(self, field: pa.Field, more: str) -> UndecodableRecordError:
+        remedy = "; declare the field as a string in schema=" if self._columns.inferred else ""
+        return UndecodableRecordError(f"{not_of_type(field)}{more}{remedy}")
 
     def _read(self, text: bytes, *, quoted: bool = False) -> pa.Table:
         try:
@@ -152,7 +173,19 @@ class JsonParser:
         return self._read(numbers_quoted(text, self._typed, self._is_text), quoted=True)
 
     def _read_as(self, text: bytes, schema: pa.Schema) -> pa.Table:
-        return read_json(text, schema, "error" if self._is_strict else "ignore")
+        if self._is_strict:
+            return read_json(text, schema, "error")
+        if not self._ignores_fields:
+            # Without other fields than the schema's, Arrow itself finds every repeated one.
+            try:
+                return read_json(text, schema, "error")
+            except pa.ArrowInvalid as error:
+                if _UNEXPECTED not in str(error):
+                    raise
+            self._ignores_fields = True
+        table = read_json(text, schema, "ignore")
+        refuse_repeated_names(text)
+        return table
 
     def _with_texts(self) -> pa.Schema:
         """Return the schema in which fields are read before the cast."""
@@ -181,8 +214,8 @@ class JsonParser:
             for name, kind, value in members(loads(line), list(self.schema)):
                 if pa.types.is_floating(kind) and isinstance(value, Number) and loses_digits(value):
                     raise UndecodableRecordError(
-                        f"field {name!r}: {str(value)!r} has more digits than a float can store; declare the field "
-                        "as a string in schema="
+                        f"field {name!r} has a number with more digits than a float can store; declare the field as a "
+                        "string in schema="
                     )
 
 
@@ -190,9 +223,8 @@ def read_json(text: bytes, schema: pa.Schema | None, unexpected: str) -> pa.Tabl
     """Return the objects as Arrow parses them. Raises UndecodableRecordError for a number that it must not read."""
     if schema is not None and may_be_tiny(text) and any(_holds(field.type, pa.types.is_decimal) for field in schema):
         # The value may belong to a text field. Such a record is refused, too.
-        found = _TINY_VALUE.search(text)
-        if found is not None:
-            raise UndecodableRecordError(f"{found[1].decode()} is too small for a decimal")
+        if _TINY_VALUE.search(text) is not None:
+            raise UndecodableRecordError("a number is too small for a decimal")
     return pa_json.read_json(
         pa.BufferReader(text),
         read_options=pa_json.ReadOptions(block_size=len(text) + 1, use_threads=False),
@@ -378,8 +410,8 @@ def _refuse_others_beside(text: bytes) -> None:
         while rest:
             try:
                 value, end = decoder.raw_decode(rest)
-            except ValueError as error:
-                raise UndecodableRecordError(str(error)) from error
+            except json.JSONDecodeError as error:
+                raise UndecodableRecordError(not_json(error)) from error
             if not isinstance(value, dict):
                 raise UndecodableRecordError("the record is not a JSON object; each line must hold one object")
             rest = rest[end:].lstrip()
@@ -402,19 +434,74 @@ def _holds_float(kind: pa.DataType) -> bool:
     return bool(pa.types.is_floating(kind)) or any(_holds_float(kind.field(i).type) for i in range(kind.num_fields))
 
 
-def _reason(error: Exception, text: bytes) -> str:
-    """Return the reason of an error. For invalid JSON, Python's message is used.
+def not_of_type(field: pa.Field) -> str:
+    """Return the reason of a record with a value that its column cannot hold."""
+    return f"field {field.name!r} has a value that is no {field.type}"
 
-    Arrow reports a line that ends within a string as invalid encoding.
+
+def bad_record_reason(error: Exception, text: bytes, columns: FileSchema | None = None) -> str:
+    """Return why a single record is bad, without a quotation from it. Arrow's messages quote values.
+
+    Args:
+        error: as the parser raised it for this record.
+        columns: columns of the parser; None: it has no schema yet.
     """
-    if not isinstance(error, UndecodableRecordError):
-        try:
-            json.loads(text.rstrip())
-        except json.JSONDecodeError as no_json:
-            return f"{no_json.msg[:1].lower()}{no_json.msg[1:]} (character {no_json.pos})"
-        except ValueError:
-            pass
-    return " ".join(str(error).split()).removeprefix("JSON parse error: ").removesuffix(" in row 0")
+    if isinstance(error, UndecodableRecordError):
+        return " ".join(str(error).split())
+    message = str(error)
+    fields: dict[str, Any] = {}
+    try:
+        fields = json.loads(text.strip(), object_pairs_hook=_single_members)
+        json.dumps(fields, ensure_ascii=False).encode()
+    except json.JSONDecodeError as no_json:
+        if no_json.msg != "Extra data":
+            return not_json(no_json)
+    except _RepeatedNameError:
+        return REPEATED
+    except UnicodeEncodeError:
+        return HALF_PAIR
+    except (ValueError, RecursionError):
+        pass
+    if _TWICE in message:
+        return REPEATED
+    if _TOO_BIG in message:
+        return "a number is too big for a 64-bit float"
+    for field in columns.emitted if columns is not None else ():
+        if _is_other_kind(fields.get(field.name), field.type) or not _is_readable(text, field):
+            remedy = "; declare the field as a string in schema=" if columns is not None and columns.inferred else ""
+            return f"{not_of_type(field)}{remedy}" if _is_readable(text, _ABSENT) else UNREADABLE
+    return UNREADABLE
+
+
+class _RepeatedNameError(Exception):
+    """An object has two members of one name."""
+
+
+def _single_members(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(members)
+    if len(found) < len(members):
+        raise _RepeatedNameError
+    return found
+
+
+def _is_other_kind(value: Any, kind: pa.DataType) -> bool:
+    """Return whether a value is surely of another kind than the column. It spares a parse, which takes longer."""
+    if pa.types.is_integer(kind):
+        return isinstance(value, str | float | bool | list | dict)
+    if pa.types.is_string(kind) or pa.types.is_floating(kind):
+        return isinstance(value, bool | list | dict)
+    return (pa.types.is_struct(kind) and isinstance(value, list | str)) or (
+        pa.types.is_list(kind) and isinstance(value, dict | str)
+    )
+
+
+def _is_readable(text: bytes, field: pa.Field) -> bool:
+    one = pa.schema([field])
+    try:
+        JsonParser(FileSchema(one, one, False, one), None).parse(text)
+    except (UndecodableRecordError, pa.ArrowInvalid):
+        return False
+    return True
 
 
 def _one(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:

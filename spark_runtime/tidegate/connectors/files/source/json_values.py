@@ -10,6 +10,8 @@ import pyarrow as pa
 
 from tidegate.connectors.files.source.character_encoding import UndecodableRecordError
 
+HALF_PAIR = "a text has half of a surrogate pair, which is no character"
+
 IsText = Callable[[pa.DataType], bool]
 """Predicate: values of a type are read as texts, then cast."""
 
@@ -38,14 +40,20 @@ _decoder = json.JSONDecoder(
 )
 
 
+def not_json(error: json.JSONDecodeError) -> str:
+    """Return why a text is not JSON, without a quotation from it."""
+    what = error.msg.partition(": ")[0]  # some messages end with the character
+    return f"not JSON: {what[:1].lower()}{what[1:]} (character {error.pos})"
+
+
 def loads(line: bytes) -> list[Any]:
-    """Return the values of a line."""
+    """Return the values of a line. Raises UndecodableRecordError if it is not JSON."""
     values, rest = [], line.decode()
     while rest:
         try:
             value, end = _decoder.raw_decode(rest)
-        except ValueError as error:
-            raise UndecodableRecordError(str(error)) from error
+        except json.JSONDecodeError as error:
+            raise UndecodableRecordError(not_json(error)) from error
         values.append(value)
         rest = rest[end:].lstrip()
     return values
@@ -100,7 +108,7 @@ def numbers_quoted(text: bytes, schema: pa.Schema, is_text: IsText) -> bytes:
         lines = ["".join(_dumped(value, whole, is_text) for value in loads(line)) for line in nonblank_lines(text)]
         return ("\n".join(lines) + "\n").encode()
     except UnicodeError as error:
-        raise UndecodableRecordError(str(error)) from error
+        raise UndecodableRecordError(HALF_PAIR) from error
 
 
 def _dumped(value: Any, kind: pa.DataType | None, is_text: IsText) -> str:
@@ -126,12 +134,12 @@ def _time_text(number: str, kind: pa.DataType, is_text: IsText) -> str:
     Only for a declared type: in a column of dates that was inferred from texts, 20240601 is not a number of days.
     """
     if pa.types.is_timestamp(kind) or is_text is is_found_text:
-        raise UndecodableRecordError(f"the number {number} cannot be read as {kind}; write it as ISO 8601 text")
+        raise UndecodableRecordError(f"a number cannot be read as {kind}; write it as ISO 8601 text")
     try:
         counted = pa.array([int(number)], pa.int32() if kind.bit_width == 32 else pa.int64())
         return str(counted.cast(kind).cast(pa.string())[0])
     except (ValueError, OverflowError, pa.ArrowException) as error:
-        raise UndecodableRecordError(f"the number {number} cannot be read as {kind}: {error}") from error
+        raise UndecodableRecordError(f"a number cannot be read as {kind}") from error
 
 
 def is_string(kind: pa.DataType) -> bool:

@@ -33,7 +33,7 @@ from tidegate.connectors.files.source.known_files import (
 from tidegate.connectors.interface import Discovery, Split, SplitEnumerator
 from tidegate.connectors.storage import absolute_url, is_local, open_filesystem
 from tidegate.errors import OptionError, OutageError, PipelineError
-from tidegate.units import parse_duration
+from tidegate.units import format_duration, parse_duration
 
 logger = logging.getLogger("tidegate.connectors")
 
@@ -49,6 +49,8 @@ SPLITS_PER_SEARCH = 1_000
 MOST_WAITING = 100_000
 """Most new files of a listing that wait in the driver. If there are more, the folder is listed again later."""
 HASHED_AT_ONCE = 4_096
+MISSING_S = 600.0
+"""Seconds between two warnings of a watched path that does not exist."""
 SUCCESS_FILE = "_SUCCESS"
 
 
@@ -180,6 +182,7 @@ class WatchedFiles(SplitEnumerator):
         self._oldest_new_s = NEVER_S
         self._unsettled: dict[int, _Unsettled] = {}
         self._is_first = state is not None
+        self._missing: dict[str, float] = {}
 
     def discover(self) -> Discovery:
         """Return the next new files. Lists the paths if none wait.
@@ -224,12 +227,24 @@ class WatchedFiles(SplitEnumerator):
         count = itertools.count()
         new = heapq.nsmallest(MOST_WAITING, self._counted(self._new(listed, unsettled), count))
         self._all_wait = next(count) <= MOST_WAITING
-        if self._is_first and listed.missing < len(self._files.urls):
+        self._warn_of(listed.missing)
+        if self._is_first and len(listed.missing) < len(self._files.urls):
             self._check_old(listed.assumed)
             self._is_first = False
             for hashed in listed.old:
                 self._known.add_old(hashed)
         self._waiting.extend(new)
+
+    def _warn_of(self, missing: Sequence[str]) -> None:
+        """Log which paths do not exist: when a listing first notices it, and again every `MISSING_S`."""
+        now_s = self._now_s()
+        for url in missing:
+            if now_s - self._missing.get(url, -math.inf) >= MISSING_S:
+                logger.warning(missing_text(url, self._watch.interval))
+                self._missing[url] = now_s
+        for url in [url for url in self._missing if url not in missing]:
+            del self._missing[url]
+            logger.info("the watched path %s exists now", url)
 
     @staticmethod
     def _counted(files: Iterator[_NewFile], count: Iterator[int]) -> Iterator[_NewFile]:
@@ -354,14 +369,14 @@ class _Listing:
     Attributes:
         assumed: old files that count as found, by day.
         old: their hashes.
-        missing: number of the user's paths that do not exist now.
+        missing: the user's paths that do not exist now.
     """
 
     def __init__(self) -> None:
         self._success: dict[tuple[str, str], bool] = {}
         self.assumed: DayCounts = {}
         self.old: list[int] = []
-        self.missing = 0
+        self.missing: list[str] = []
 
     def files(self, urls: tuple[str, ...], storage_options: Mapping[str, Any]) -> Iterator[_Entry]:
         """Yield all visible files. A path that does not exist yet has none.
@@ -375,7 +390,7 @@ class _Listing:
             try:
                 yield from self._below(given, filesystem, path)
             except FileNotFoundError:
-                self.missing += 1
+                self.missing.append(url)
             except (PermissionError, NotADirectoryError) as error:
                 raise PipelineError(
                     "the watched files cannot be listed",
@@ -404,8 +419,33 @@ class _Listing:
             return
         if not is_pattern(path) and not filesystem.exists(path):
             raise FileNotFoundError(path)
-        for name, details in list_one(filesystem, path).items():
+        listed = list_one(filesystem, path)
+        if not listed and is_pattern(path) and not filesystem.exists(fixed_part(path)):
+            raise FileNotFoundError(path)
+        for name, details in listed.items():
             yield _Entry(given, system, filesystem, name, lambda details=details: details)  # type: ignore[misc]
+
+
+def missing_paths(urls: Sequence[str], storage_options: Mapping[str, Any]) -> list[str]:
+    """Return the paths that do not exist; of a glob, the folder above its first pattern is decisive.
+
+    Raises:
+        OSError: a file system does not answer.
+    """
+    found = []
+    for url in urls:
+        filesystem, path = open_filesystem(url, storage_options)
+        if not filesystem.exists(fixed_part(path)):
+            found.append(url)
+    return found
+
+
+def missing_text(url: str, interval: timedelta) -> str:
+    """Return the warning of a watched path that does not exist."""
+    return (
+        f"the watched path {url} does not exist: the job reads nothing from it until it appears. It is listed every "
+        f"{format_duration(interval)}"
+    )
 
 
 def _scan(folder: str) -> Iterator[os.DirEntry[str]]:

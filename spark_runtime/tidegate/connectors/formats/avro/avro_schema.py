@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +14,9 @@ from tidegate.errors import PipelineError
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 NO_DEFAULT = object()
 """Default of a field without one: null is a value."""
+MAX_NESTING = 64
+"""Most types inside each other, unions not counted. Each level takes some frames of Python's stack, which ends at 1,000
+by default, here and in the programs of other readers. JSON's limit is similar."""
 MAX_DECIMAL_DIGITS = 76
 """Digits of Arrow's largest decimal, of 32 bytes."""
 _LONGEST_DECIMAL128 = 38
@@ -64,6 +67,7 @@ class AvroType:
         inner: branches of a union; the type of the elements of an array, or of the values of a map.
         symbols, default: of an enum; `default` None: no default.
         size: bytes of a fixed.
+        depth: number of types inside each other, with this one. Unions are not counted.
     """
 
     kind: str
@@ -77,6 +81,11 @@ class AvroType:
     symbols: tuple[str, ...] = ()
     default: str | None = None
     size: int = 0
+    depth: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        inner = max((one.depth for one in (*self.inner, *(own.type for own in self.fields))), default=0)
+        object.__setattr__(self, "depth", inner + (self.kind != "union"))
 
     @property
     def is_nullable(self) -> bool:
@@ -112,13 +121,28 @@ class _Parser:
 
     def parse(self, text: str) -> AvroType:
         try:
-            declared = json.loads(text)
+            found = self._type(self._declared(text), "")
+        except RecursionError:
+            raise self._too_deep() from None
+        if found.depth > MAX_NESTING:
+            raise self._too_deep()
+        return found
+
+    def _declared(self, text: str) -> Any:
+        try:
+            return json.loads(text)
         except ValueError as error:
             # A schema of one word needs no quotes in the registry of Confluent.
             if text.strip() not in PRIMITIVES:
                 raise self._error("it is not JSON") from error
-            declared = text.strip()
-        return self._type(declared, "")
+            return text.strip()
+
+    def _too_deep(self) -> PipelineError:
+        return PipelineError(
+            f"the Avro schema nests more than {MAX_NESTING} types",
+            where=self._where,
+            remedy="Use Raw(), and decode the records in a process of your own",
+        )
 
     def _error(self, cause: str) -> PipelineError:
         return PipelineError("the Avro schema is invalid", where=self._where, cause=cause, remedy="Correct the schema")

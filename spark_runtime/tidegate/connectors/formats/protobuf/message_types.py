@@ -12,6 +12,8 @@ from tidegate.errors import PipelineError
 
 TIMESTAMP, DURATION = "google.protobuf.Timestamp", "google.protobuf.Duration"
 
+MAX_DEPTH = 64
+"""Most messages inside each other. Protobuf's own decoders accept 100, and each level takes some of Python's stack."""
 _WRAPPERS = frozenset(
     f"google.protobuf.{kind}Value"
     for kind in ("Bool", "Int32", "Int64", "UInt32", "UInt64", "Float", "Double", "String", "Bytes")
@@ -78,13 +80,19 @@ def message_fields(descriptor: Any, unit: str, *, around: tuple[str, ...] = ()) 
         around: full names of the messages that contain this one.
 
     Raises:
-        PipelineError: a message contains itself.
+        PipelineError: a message contains itself, or nests too many others.
     """
     if descriptor.full_name in around:
         raise PipelineError(
             f"the message {descriptor.full_name!r} contains itself",
             where="Protobuf(message=)",
             cause="Arrow has no recursive types",
+            remedy="Use Raw(), and decode the records in a process of your own",
+        )
+    if len(around) >= MAX_DEPTH:
+        raise PipelineError(
+            f"the message nests more than {MAX_DEPTH} messages",
+            where="Protobuf(message=)",
             remedy="Use Raw(), and decode the records in a process of your own",
         )
     around = (*around, descriptor.full_name)

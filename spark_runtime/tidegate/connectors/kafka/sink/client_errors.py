@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tidegate.connectors.kafka.tls import tls_remedy
 from tidegate.errors import OutageError, TidegateError
 
 RIGHTS = (
@@ -12,7 +13,7 @@ RIGHTS = (
 )
 _TIMEOUT = "Set transaction_timeout= of the sink to at most transaction.max.timeout.ms of the brokers"
 _SIZE = "Raise max.message.bytes of the topic, then restore the job; the records stay staged"
-_LOGIN = "Check user, password and certificates in settings= of the sink"
+_LOGIN = "Check sasl.username and sasl.password in settings= of the sink"
 _TOPIC = "Create the topic or its partitions again, then restore the job; the records stay staged"
 _RECORD = "Compare the topic's settings with the records: a compacted topic accepts no record without a key"
 _SERVER = "Use brokers of Kafka 2.5 or newer, with transactions"
@@ -47,7 +48,11 @@ def error_of(exception: BaseException) -> Any:
 
 def passes(error: Any) -> bool:
     """Return whether another attempt may succeed after this error."""
-    return error.name() not in REMEDIES
+    return not _remedy(error)
+
+
+def _remedy(error: Any) -> str:
+    return tls_remedy(error) or REMEDIES.get(error.name(), "")
 
 
 def as_tidegate_error(what: str, error: Any, *, where: str, problem: Any = None) -> TidegateError:
@@ -60,4 +65,4 @@ def as_tidegate_error(what: str, error: Any, *, where: str, problem: Any = None)
     if passes(error):
         remedy = "Check the brokers and the network. The job tries again according to its restart strategy"
         return OutageError(what, where=where, cause=text, remedy=remedy)
-    return TidegateError(what, where=where, cause=text, remedy=REMEDIES[error.name()])
+    return TidegateError(what, where=where, cause=text, remedy=_remedy(error))

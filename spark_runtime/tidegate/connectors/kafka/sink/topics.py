@@ -131,15 +131,21 @@ class UsedPlaces:
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Add the records of a batch of `STAGED_SCHEMA`."""
+        if batch[TOPIC].null_count == batch.num_rows:  # without a group per topic, which costs as much as the staging
+            highest = pc.max(batch[PARTITION]).as_py()
+            self._note(self.topic, NO_PARTITION if highest is None else highest, batch[KEY].null_count > 0)
+            return
         topics = pc.fill_null(batch[TOPIC], self.topic)
         partitions = pc.fill_null(batch[PARTITION], NO_PARTITION)
         rows = pa.table({"topic": topics, "partition": partitions, "no_key": pc.is_null(batch[KEY])})
         found = rows.group_by("topic").aggregate([("partition", "max"), ("no_key", "max")]).to_pylist()
         for row in found:
-            name = row["topic"]
-            self.highest[name] = max(row["partition_max"], self.highest.get(name, NO_PARTITION))
-            if row["no_key_max"]:
-                self.without_key.add(name)
+            self._note(row["topic"], row["partition_max"], row["no_key_max"])
+
+    def _note(self, name: str, highest: int, without_key: bool) -> None:
+        self.highest[name] = max(highest, self.highest.get(name, NO_PARTITION))
+        if without_key:
+            self.without_key.add(name)
 
 
 class RecordPlaces:

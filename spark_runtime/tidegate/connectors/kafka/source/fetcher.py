@@ -125,7 +125,7 @@ class Fetcher:
         self._to_commit: Mapping[Part, int] | None = None
         self._splits: dict[Part, Split] = {}
         self._one_topic: str | None = None
-        self._refusal = ""
+        self._refusal: tuple[Any, str] | None = None
         self._down_since_s: float | None = None
         self._down_cause = ""
         self._next_look_s = self._next_check_s = self._next_retention_s = 0.0
@@ -141,6 +141,12 @@ class Fetcher:
         """Begin, once."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+
+    @property
+    def outage(self) -> tuple[float, str] | None:
+        """Since how many seconds the cluster does not answer, and the newest cause; None: it answers."""
+        since_s = self._down_since_s  # read once: the thread may clear it meanwhile
+        return None if since_s is None else (self._now_s() - since_s, self._down_cause)
 
     @property
     def is_started(self) -> bool:
@@ -318,7 +324,7 @@ class Fetcher:
         text = without_secrets(self._cluster, f"{error.name()}: {error.str()}")
         found = meaning(error)
         if found == "refused" and error.name() != NO_GROUP:
-            self._refusal = text
+            self._refusal = error, text
         elif found == "outage" or error.fatal():
             self._is_down(text)
         else:
@@ -327,7 +333,7 @@ class Fetcher:
     def _is_down(self, cause: str) -> None:
         if self._down_since_s is None:
             self._down_since_s = self._now_s()
-            logger.warning("Kafka does not answer; the job waits for it: %s", cause)
+            logger.warning("Kafka does not answer; the job waits for it for %g s: %s", self._limits.outage_s, cause)
         self._down_cause = cause
 
     def _answered(self) -> None:
@@ -337,8 +343,8 @@ class Fetcher:
 
     def _look(self) -> None:
         """Check, once in a while, whether the cluster answers again, and update the ends of partitions."""
-        if self._refusal:
-            raise refused(self._cluster, self._refusal)
+        if self._refusal is not None:
+            raise refused(self._cluster, *self._refusal)
         now_s = self._now_s()
         if now_s < self._next_look_s:
             return

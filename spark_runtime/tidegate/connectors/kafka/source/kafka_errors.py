@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from tidegate.connectors.kafka.cluster import KafkaCluster
+from tidegate.connectors.kafka.tls import tls_remedy
 from tidegate.errors import DataError, OutageError, PipelineError, TidegateError
 from tidegate.jobs.secrets import MASK, is_reference, resolve_secrets
 
@@ -41,6 +42,17 @@ _MEANINGS: dict[str, Meaning] = {
     ),
 }
 """Name of a `KafkaError` -> its meaning. The client itself retries after all others, such as a change of leader."""
+_LOGIN = "Check sasl.username and sasl.password in settings="
+_REFUSALS = {
+    "_AUTHENTICATION": _LOGIN,
+    "SASL_AUTHENTICATION_FAILED": _LOGIN,
+    "UNSUPPORTED_SASL_MECHANISM": "Set sasl.mechanism in settings= to one that the brokers have",
+    "ILLEGAL_SASL_STATE": "Set security.protocol in settings= to the protocol of the listener",
+    "TOPIC_AUTHORIZATION_FAILED": "Give the user the rights Read and Describe on the topics",
+    "GROUP_AUTHORIZATION_FAILED": "Give the user the right Read on the consumer group of group=",
+    "CLUSTER_AUTHORIZATION_FAILED": "Give the user the right Describe on the cluster",
+}
+"""Name of an error of a client that is refused -> remedy."""
 RECREATED = "was deleted and created again"
 FEWER = "has fewer partitions than before"
 SHORTEST_SECRET = 4
@@ -49,7 +61,7 @@ SHORTEST_SECRET = 4
 
 def meaning(error: Any) -> Meaning:
     """Return what a `KafkaError` means for a source."""
-    return _MEANINGS.get(error.name(), "other")
+    return "refused" if tls_remedy(error) else _MEANINGS.get(error.name(), "other")
 
 
 def without_secrets(cluster: KafkaCluster, text: str) -> str:
@@ -71,20 +83,19 @@ def request_error(cluster: KafkaCluster, what: str, error: Any, *, reason: str =
     """
     cause = without_secrets(cluster, "; ".join(filter(None, (f"{error.name()}: {error.str()}", reason))))
     if meaning(error) == "refused":
-        return refused(cluster, cause)
+        return refused(cluster, error, cause)
     return OutageError(
-        f"Kafka did not {what}", where=cluster.place, cause=cause, remedy="Check that its brokers run and are reachable"
-    )
-
-
-def refused(cluster: KafkaCluster, cause: str) -> PipelineError:
-    """Return the error for a client that may not log in or read. Args: cause: without secrets."""
-    return PipelineError(
-        "Kafka refuses the client",
+        f"Kafka did not {what}",
         where=cluster.place,
         cause=cause,
-        remedy="Check settings= (security.protocol, sasl.*, ssl.*) and the rights of the user",
+        remedy="Check that the brokers run, and that servers= and security.protocol fit their listener",
     )
+
+
+def refused(cluster: KafkaCluster, error: Any, cause: str) -> PipelineError:
+    """Return the error for a client that may not connect, log in or read. Args: cause: without secrets."""
+    remedy = tls_remedy(error) or _REFUSALS[error.name()]
+    return PipelineError("Kafka refuses the client", where=cluster.place, cause=cause, remedy=remedy)
 
 
 def out_of_range(topic: str, partition: int, offset: int, low: int, high: int) -> PipelineError:
@@ -92,8 +103,8 @@ def out_of_range(topic: str, partition: int, offset: int, low: int, high: int) -
     if offset < low:
         cause = f"retention or a user has deleted the records before offset {low}, so {low - offset} offsets are lost"
         remedy = (
-            "Restore a snapshot whose offsets exist, or start the job fresh with start=; "
-            "give the topic a longer retention than the longest stop of the job"
+            'Start the job fresh with start="earliest", and give the topic a longer retention than the longest stop of '
+            "the job"
         )
     else:
         cause = f"the partition ends at offset {high}: the topic was created again, or its last records were lost"
@@ -103,6 +114,25 @@ def out_of_range(topic: str, partition: int, offset: int, low: int, high: int) -
         where=f"available are the offsets {low} to {high}",
         cause=cause,
         remedy=remedy,
+    )
+
+
+def no_such_offset(option: str, topic: str, partition: int, offset: int, low: int, high: int) -> PipelineError:
+    """Return the error for an offset of `start=` or `until=` that the partition does not have."""
+    return PipelineError(
+        f"{option} is offset {offset} for partition {partition} of the topic {topic!r}, which does not exist",
+        where=f"available are the offsets {low} to {high}",
+        remedy=f"Give {option} an offset of this range",
+    )
+
+
+def no_such_group_offset(group: str, topic: str, partition: int, offset: int, low: int, high: int) -> PipelineError:
+    """Return the error for an offset of a consumer group that the partition does not have."""
+    return PipelineError(
+        f"the consumer group {group!r} has committed offset {offset} of partition {partition} of the topic {topic!r}, "
+        "which does not exist",
+        where=f"available are the offsets {low} to {high}",
+        remedy="Reset the offset of the group with Kafka's tools, or pass another start=",
     )
 
 

@@ -7,10 +7,12 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 
+from tidegate.clock import iso
 from tidegate.connectors.files.source.bad_records import BAD_RECORDS, OnBadRecord
 from tidegate.connectors.interface import PollResult, SourceContext, SourceReader, Split
 from tidegate.connectors.kafka.cluster import load_confluent_kafka
@@ -20,6 +22,7 @@ from tidegate.connectors.kafka.source.partitions import next_offset, split_part
 from tidegate.connectors.kafka.source.record_rows import RowBuilder, bad_batch, undecodable
 from tidegate.connectors.kafka.source.topic_view import Part
 from tidegate.errors import OutageError
+from tidegate.jobs.status import OUTAGE
 
 logger = logging.getLogger("tidegate.connectors")
 
@@ -113,6 +116,8 @@ class KafkaReader(SourceReader):
         self._now_ms = 0
         self._undecoded: Received | None = None
         self._undecoded_since_s: float | None = None
+        self._undecoded_cause = ""
+        self._outage_since_ms: int | None = None
 
     def add_splits(self, splits: Sequence[Split]) -> None:
         """Accept splits. The first ones start the consumer's thread."""
@@ -191,10 +196,10 @@ class KafkaReader(SourceReader):
 
     def _keep_undecoded(self, received: Received, error: OutageError) -> None:
         """Keep messages that cannot be decoded now. Raises the error after `outage_s`."""
-        self._undecoded = received
+        self._undecoded, self._undecoded_cause = received, error.what_and_why
         if self._undecoded_since_s is None:
             self._undecoded_since_s = self._now_s()
-            logger.warning("records cannot be decoded now; the job waits: %s", error)
+            logger.warning("records cannot be decoded now; the job waits for %g s: %s", self._outage_s, error)
         elif self._now_s() - self._undecoded_since_s >= self._outage_s:
             raise error
 
@@ -228,7 +233,7 @@ class KafkaReader(SourceReader):
             self._fetcher.commit({split_part(split): next_offset(split) for split in splits})
 
     def progress(self) -> Mapping[str, Any]:
-        """Return rows emitted over all runs, the number of partitions, and their lag in offsets.
+        """Return rows emitted over all runs, the number of partitions, their lag in offsets, and an outage.
 
         The lag counts records and transaction markers. `lag` is left out until the cluster has reported all ends.
         """
@@ -237,7 +242,21 @@ class KafkaReader(SourceReader):
         ends = {one.split.split_id: self._fetcher.ends.get(one.split.split_id, -1) for one in reading}
         if not self._bounded and all(end >= 0 for end in ends.values()):
             facts["lag"] = sum(max(0, ends[one.split.split_id] - one.offset) for one in reading)
-        return facts
+        return {**facts, **self._outage()}
+
+    def _outage(self) -> dict[str, Any]:
+        """Return the outage of the cluster or of a registry, as of the last poll; empty: there is none."""
+        found = self._fetcher.outage
+        if found is None and self._undecoded_since_s is not None:
+            found = self._now_s() - self._undecoded_since_s, self._undecoded_cause
+        if found is None:
+            self._outage_since_ms = None
+            return {}
+        silent_s, cause = found
+        if self._outage_since_ms is None:  # once, because the time of the last poll moves
+            self._outage_since_ms = self._now_ms - round(silent_s * 1_000)
+        since_ms, until_ms = self._outage_since_ms, self._outage_since_ms + round(self._outage_s * 1_000)
+        return {OUTAGE: {"since": _iso(since_ms), "until": _iso(until_ms), "cause": cause}}
 
     def counters(self) -> Mapping[str, int]:
         """Return `bad_records`."""
@@ -247,6 +266,10 @@ class KafkaReader(SourceReader):
     def close(self) -> None:
         """End the consumer."""
         self._fetcher.close()
+
+
+def _iso(time_ms: int) -> str:
+    return iso(datetime.fromtimestamp(time_ms / 1_000, UTC))
 
 
 def _between(messages: Sequence[Any], first: int, end: int | None) -> Sequence[Any]:

@@ -45,7 +45,7 @@ from tidegate.connectors.kafka.source.partitions import (
     unavailable,
 )
 from tidegate.connectors.kafka.source.record_rows import BAD_RECORDS_SCHEMA, RowBuilder, RowShape, metadata_columns
-from tidegate.connectors.kafka.source.topic_view import ClusterTopics, create_client
+from tidegate.connectors.kafka.source.topic_view import START_LIMIT_S, ClusterTopics, create_client
 from tidegate.errors import OptionError
 from tidegate.units import parse_duration
 
@@ -212,6 +212,19 @@ class Kafka(Source):
         view = ClusterTopics(self._cluster)
         try:
             return first_splits(view, self._partitions)[1]
+        finally:
+            view.close()
+
+    def check_fresh_start(self) -> None:
+        """Check that the cluster answers, and that it has the topics and the offsets of `start` and `until`.
+
+        Raises:
+            PipelineError: a topic does not exist or has no such offset, or the client is refused.
+            OutageError: the cluster does not answer.
+        """
+        view = ClusterTopics(self._cluster, limit_s=START_LIMIT_S)
+        try:
+            first_splits(view, self._partitions)
         finally:
             view.close()
 

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import logging
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tidegate.connectors.interface import Discovery, Split, SplitEnumerator
 from tidegate.connectors.kafka.cluster import KafkaCluster
-from tidegate.connectors.kafka.source.kafka_errors import FEWER, RECREATED, out_of_range, vanished
+from tidegate.connectors.kafka.source.kafka_errors import (
+    FEWER,
+    RECREATED,
+    no_such_group_offset,
+    no_such_offset,
+    out_of_range,
+    vanished,
+)
 from tidegate.connectors.kafka.source.offset_choice import Isolation, OffsetChoice, WithoutGroupOffset
 from tidegate.connectors.kafka.source.topic_view import Part, Topic, TopicView
 from tidegate.errors import PipelineError, TidegateError
@@ -81,7 +91,7 @@ def first_splits(view: TopicView, choice: PartitionChoice) -> tuple[Mapping[str,
         raise PipelineError(
             f"there is no topic {', '.join(map(repr, absent))}",
             where=choice.cluster.place,
-            remedy="Create the topic, or correct topics=",
+            remedy=_topic_remedy(view, absent[0]),
         )
     parts = parts_of(found.values())
     if not parts and choice.until is not None:
@@ -91,6 +101,14 @@ def first_splits(view: TopicView, choice: PartitionChoice) -> tuple[Mapping[str,
     starts = _starts(view, choice, parts)
     ends = _ends(view, choice, parts)
     return found, [_split(found[part[0]], part, starts[part], ends.get(part)) for part in parts]
+
+
+def _topic_remedy(view: TopicView, absent: str) -> str:
+    """Return what to do about a missing topic: correct its name if another one has a similar name, or create it."""
+    with contextlib.suppress(TidegateError):  # the user may not list topics
+        if similar := difflib.get_close_matches(absent, view.names(), 1):
+            return f"Correct topics=: there is a topic {similar[0]!r}"
+    return "Create the topic"
 
 
 def parts_of(topics: Collection[Topic], known: Mapping[str, int] | None = None) -> list[Part]:
@@ -118,9 +136,10 @@ def _starts(view: TopicView, choice: PartitionChoice, parts: Sequence[Part]) -> 
         return _at_time(view, choice, parts, choice.start.time_ms)
     if kind == "offsets":
         starts = _given(choice, parts, choice.start, "start")
+        _check_range(view, starts, partial(no_such_offset, "start="))
     else:
         starts = _of_group(view, choice, parts)
-    _check_range(view, starts)
+        _check_range(view, starts, partial(no_such_group_offset, str(choice.group)))
     return starts
 
 
@@ -132,7 +151,7 @@ def _ends(view: TopicView, choice: PartitionChoice, parts: Sequence[Part]) -> Ma
     if choice.until.kind == "timestamp":
         return _at_time(view, choice, parts, choice.until.time_ms)
     ends = _given(choice, parts, choice.until, "until")
-    _check_range(view, ends)
+    _check_range(view, ends, partial(no_such_offset, "until="))
     return ends
 
 
@@ -174,10 +193,10 @@ def _of_group(view: TopicView, choice: PartitionChoice, parts: Sequence[Part]) -
     return {**{part: offset for part, offset in committed.items() if offset is not None}, **others}
 
 
-def _check_range(view: TopicView, offsets: Mapping[Part, int]) -> None:
+def _check_range(view: TopicView, offsets: Mapping[Part, int], error: Callable[..., PipelineError]) -> None:
     for part, (low, high) in ranges(view, offsets.keys()).items():
         if not low <= offsets[part] <= high:
-            raise out_of_range(*part, offsets[part], low, high)
+            raise error(*part, offsets[part], low, high)
 
 
 def ranges(view: TopicView, parts: Collection[Part]) -> dict[Part, tuple[int, int]]:

@@ -20,10 +20,12 @@ Part = tuple[str, int]
 
 REQUEST_LIMIT_S = 30.0
 """Longest wait for an answer, seconds. A broker that restarts answers within it."""
+START_LIMIT_S = 10.0
+"""The same for the check before a job starts, whose user waits for the answer."""
 LOOK_S = 0.1
 """Seconds between two checks why a request is not answered."""
-MOST_LOOKS = round(2 * REQUEST_LIMIT_S / LOOK_S)
-"""The client itself ends a request after `REQUEST_LIMIT_S`, so that more looks are never needed."""
+LOOK_FACTOR = 2
+"""The client itself ends a request after its limit, so that looks for twice that time are never needed."""
 NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """Id of every topic of brokers that have no topic ids (before version 2.8)."""
 
@@ -77,8 +79,11 @@ class TopicView(Protocol):
 class ClusterTopics(TopicView):
     """Asks a real cluster."""
 
-    def __init__(self, cluster: KafkaCluster) -> None:
+    def __init__(self, cluster: KafkaCluster, *, limit_s: float = REQUEST_LIMIT_S) -> None:
         """Connect; no request is sent yet.
+
+        Args:
+            limit_s: longest wait for an answer, seconds.
 
         Raises:
             MissingExtraError: confluent-kafka is not installed.
@@ -89,16 +94,18 @@ class ClusterTopics(TopicView):
 
         self._cluster = cluster
         self._admin_module: Any = admin
-        self._reported, self._refusal = "", ""
-        # Settings of consumers are not for this client, which would log a warning for each.
-        own = {"error_cb": self._on_error, "log_level": 3}
+        self._limit_s = limit_s
+        self._reported = ""
+        self._refusal: tuple[Any, str] | None = None
+        # Settings of consumers are not for this client, which would log a warning for each. Errors are raised.
+        own = {"error_cb": self._on_error, "log_level": 2}
         self._client = create_client(cluster, lambda: admin.AdminClient(cluster.client_settings(own), logger=logger))
 
     def names(self) -> Sequence[str]:
         """See `TopicView`."""
         what = "list its topics"
-        self._answer(what, self._client.describe_cluster(request_timeout=REQUEST_LIMIT_S))  # which can be interrupted
-        return sorted(self._request(what, lambda: self._client.list_topics(timeout=REQUEST_LIMIT_S)).topics)
+        self._answer(what, self._client.describe_cluster(request_timeout=self._limit_s))  # which can be interrupted
+        return sorted(self._request(what, lambda: self._client.list_topics(timeout=self._limit_s)).topics)
 
     def topics(self, names: Collection[str]) -> Mapping[str, Topic]:
         """See `TopicView`."""
@@ -106,7 +113,7 @@ class ClusterTopics(TopicView):
             return {}
         what = "describe topics"
         wanted = load_confluent_kafka().TopicCollection(sorted(names))
-        asked = self._request(what, lambda: self._client.describe_topics(wanted, request_timeout=REQUEST_LIMIT_S))
+        asked = self._request(what, lambda: self._client.describe_topics(wanted, request_timeout=self._limit_s))
         found = {name: self._answer(what, future, missing_is_none=True) for name, future in asked.items()}
         return {name: _topic(name, one) for name, one in found.items() if one is not None}
 
@@ -129,7 +136,7 @@ class ClusterTopics(TopicView):
         wanted = [kafka.ConsumerGroupTopicPartitions(group, [kafka.TopicPartition(*part) for part in sorted(parts)])]
         what = f"return the offsets of the consumer group {group!r}"
         asked = self._request(
-            what, lambda: self._client.list_consumer_group_offsets(wanted, request_timeout=REQUEST_LIMIT_S)
+            what, lambda: self._client.list_consumer_group_offsets(wanted, request_timeout=self._limit_s)
         )
         found: dict[Part, int | None] = {}
         for committed in self._answer(what, asked[group]).topic_partitions:
@@ -148,7 +155,7 @@ class ClusterTopics(TopicView):
             return {}
         admin, what = self._admin_module, "describe the settings of topics"
         wanted = [admin.ConfigResource(admin.ConfigResource.Type.TOPIC, name) for name in sorted(names)]
-        asked = self._request(what, lambda: self._client.describe_configs(wanted, request_timeout=REQUEST_LIMIT_S))
+        asked = self._request(what, lambda: self._client.describe_configs(wanted, request_timeout=self._limit_s))
         found = {}
         for resource, future in asked.items():
             settings = self._answer(what, future)
@@ -171,7 +178,7 @@ class ClusterTopics(TopicView):
         wanted = {kafka.TopicPartition(*part): spec for part in sorted(parts)}
         asked = self._request(
             what,
-            lambda: self._client.list_offsets(wanted, isolation_level=level, request_timeout=REQUEST_LIMIT_S),
+            lambda: self._client.list_offsets(wanted, isolation_level=level, request_timeout=self._limit_s),
         )
         return {(at.topic, at.partition): self._answer(what, future).offset for at, future in asked.items()}
 
@@ -185,13 +192,13 @@ class ClusterTopics(TopicView):
 
     def _answer(self, what: str, future: Any, *, missing_is_none: bool = False) -> Any:
         try:
-            for _ in range(MOST_LOOKS):
-                if self._refusal or wait([future], LOOK_S).done:
+            for _ in range(round(LOOK_FACTOR * self._limit_s / LOOK_S)):
+                if self._refusal is not None or wait([future], LOOK_S).done:
                     break
                 # Here the client reports that it cannot log in; the request itself would only time out.
                 self._client.poll(0)
-            if self._refusal:
-                raise refused(self._cluster, self._refusal)
+            if self._refusal is not None:
+                raise refused(self._cluster, *self._refusal)
             return future.result(LOOK_S)
         except load_confluent_kafka().KafkaException as error:
             if missing_is_none and meaning(error.args[0]) == "missing":
@@ -200,14 +207,14 @@ class ClusterTopics(TopicView):
 
     def _failed(self, what: str, error: Any) -> TidegateError:
         self._client.poll(0)
-        if self._refusal:
-            return refused(self._cluster, self._refusal)
+        if self._refusal is not None:
+            return refused(self._cluster, *self._refusal)
         return request_error(self._cluster, what, error, reason=self._reported)
 
     def _on_error(self, error: Any) -> None:
         text = without_secrets(self._cluster, f"{error.name()}: {error.str()}")
         if meaning(error) == "refused":
-            self._refusal = text
+            self._refusal = error, text
         self._reported = text
 
 
