@@ -2,7 +2,7 @@
 
 Each old row (`tidegate.change_rows`) removes a row downstream. A source may send only some columns of it, such as the
 key. An operator that decides by other columns drops deletions, and updates by which a row leaves its condition. Then a
-copy of the table keeps these rows for ever. So such operators are refused when the pipeline is built.
+copy of the table would keep these rows. So such operators are refused when the pipeline is built.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _ChangeFlow:
 
     def _check(self, node: Node, schema: pa.Schema, old: OldColumns, reads: frozenset[str], what: str) -> None:
         kind = change_kind_column(schema)
-        # Whoever names the kind of change decides on deletions on purpose.
+        # The author of a condition on the kind of change decides about deletions on purpose.
         if kind is None or old is None or kind in reads or reads <= old:
             return
         names = ", ".join(sorted(reads - old)[:MOST_NAMES])
