@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
@@ -14,8 +15,9 @@ from postgres_server import PostgresServer
 from tidegate import Postgres
 from tidegate.change_rows import change_kind_field
 from tidegate.connectors.interface import SinkWriter
+from tidegate.connectors.postgres import postgres_writer
 from tidegate.connectors.transactions import Committable, SinkContext
-from tidegate.errors import DataError, OptionError, PipelineError, TidegateError
+from tidegate.errors import DataError, OptionError, OutageError, PipelineError, TidegateError
 
 _numbers = count()
 SCHEMA = pa.schema([change_kind_field("op"), ("id", pa.int32()), ("v", pa.string())])
@@ -159,7 +161,7 @@ def test_a_unique_value_that_moves_to_another_row_is_committed_once_the_constrai
 
 
 def test_a_unique_value_moves_between_rows_of_different_subtasks(target: Target) -> None:
-    """S7.4: whichever subtask commits first publishes what both have staged for the checkpoint and older ones."""
+    """S7.4: whichever subtask commits first publishes what both have staged for the checkpoint."""
     make_deferrable(target)
     writers = [target.writer(subtask=subtask, parallelism=2) for subtask in (0, 1)]
     staged: list[list[Committable]] = []
@@ -171,13 +173,41 @@ def test_a_unique_value_moves_between_rows_of_different_subtasks(target: Target)
         staged.append(handles)
     for writer, handle in zip(writers, staged[0], strict=True):
         writer.commit([handle])
-    # The first subtask's part of checkpoint 2 is not committed when the second one commits checkpoint 3.
-    writers[1].commit([staged[1][1], staged[2][1]])
+    # The first subtask's part of checkpoint 2 is not committed when the second one wants to commit checkpoint 3.
+    second = threading.Thread(target=writers[1].commit, args=([staged[1][1], staged[2][1]],))
+    second.start()
+    second.join(1.0)
+    assert second.is_alive() and target.rows() == {1: "a", 2: "c"}
+    writers[0].commit([staged[1][0]])
+    second.join()
     assert target.rows() == {1: "b", 2: "a"}
     writers[0].commit([staged[1][0], staged[2][0]])
     assert target.rows() == {1: "b", 2: "a"}
     left = target.sql.execute("SELECT count(*) FROM tidegate.transactions WHERE target LIKE %s", [f"%{target.table}"])
     assert left.fetchone() == (0,)
+    for writer in writers:
+        writer.close()
+
+
+def test_rows_of_an_older_checkpoint_of_another_subtask_are_not_published(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S7.8: that checkpoint may be rejected, and its rows wait for their quarantine."""
+    make_deferrable(target)
+    writers = [target.writer(subtask=subtask, parallelism=2) for subtask in (0, 1)]
+    writers[0].write(batch(("+", 1, "a")))
+    writers[0].commit(list(writers[0].prepare_commit(1)()))
+    writers[0].write(batch((">", 1, "rejected")))
+    rejected = list(writers[0].prepare_commit(2)())
+    writers[1].write(batch(("+", 2, "a")))
+    handles = list(writers[1].prepare_commit(3)())
+    monkeypatch.setattr(postgres_writer, "COMMIT_ORDER_TIMEOUT_S", 0.3)
+    with pytest.raises(OutageError, match="rows of an older checkpoint are not committed"):
+        writers[1].commit(handles)
+    assert target.rows() == {1: "a"}
+    writers[0].abort(rejected)
+    with pytest.raises(TidegateError, match="duplicate key"):
+        writers[1].commit(handles)
     for writer in writers:
         writer.close()
 

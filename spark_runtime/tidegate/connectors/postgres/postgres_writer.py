@@ -72,7 +72,7 @@ class PostgresWriter(SinkWriter):
       into the table, deletes them from the staging table and writes the commit markers. With a marker, there is nothing
       to do. A transaction that is neither registered nor marked: `TidegateError`. With `rewindable` it also writes
       `RewindRecords`. If a row of an upsert would get a unique value that another row has, the transactions of all
-      subtasks are published together, because one of them may give the value up.
+      subtasks for this checkpoint are published together, because one of them may give the value up.
     - `recover`: removes rows that earlier runs of this subtask, and of the subtask indices it cleans up, left staged;
       never rows that this run or a newer generation stages.
 
@@ -223,8 +223,7 @@ class PostgresWriter(SinkWriter):
         raise OutageError(
             "rows of an older checkpoint are not committed, so the upsert of this checkpoint cannot begin",
             where=self._where(where),
-            cause="other subtasks staged these rows at another parallelism, and have not committed them within "
-            f"{COMMIT_ORDER_TIMEOUT_S:.0f} s",
+            cause=f"other subtasks staged them, and have not committed them within {COMMIT_ORDER_TIMEOUT_S:.0f} s",
             remedy="Check in the log why the other subtasks do not commit. The next start repeats the commit",
         )
 
@@ -245,8 +244,11 @@ class PostgresWriter(SinkWriter):
             return False
         if self._together:
             for made in transactions:
-                for of_any_subtask in self._staging.staged_together(connection, self._ctx, made):
-                    self._publish_one(connection, parse_transaction_id(of_any_subtask))
+                of_all_subtasks = self._staging.staged_together(connection, self._ctx, made)
+                if of_all_subtasks is None:
+                    return False
+                for one in of_all_subtasks:
+                    self._publish_one(connection, parse_transaction_id(one))
         for made in transactions:
             if not self._publish_one(connection, made) and not self._staging.is_marked(connection, made):
                 raise SnapshotError(

@@ -475,23 +475,28 @@ class Staging:
 
     def staged_together(
         self, connection: psycopg.Connection[Any], ctx: SinkContext, made: TransactionId
-    ) -> Sequence[str]:
-        """Return the ids of all transactions that the run which made this one staged for its checkpoint and older ones.
+    ) -> Sequence[str] | None:
+        """Return the ids of all transactions that the run which made this one staged for its checkpoint, and lock them.
 
         All of them are to be committed, because the commit of a checkpoint is decided for all subtasks at once (S7.4).
-        They are locked, in order of checkpoint. Transactions that a newer generation is responsible for are left out
-        (S9.2).
+        Transactions that a newer generation is responsible for are left out (S9.2).
+
+        Returns:
+            None: a subtask has rows of an older checkpoint, which it must first commit, or put into quarantine if they
+            were rejected (S7.8).
         """
         query = (
-            "SELECT transaction_id FROM {schema}.transactions AS t JOIN {schema}.writers AS w USING (writer)"
-            f" WHERE {OF_SINK} AND w.generation = %(of_generation)s AND w.run_id = %(of_run)s"
-            " AND t.checkpoint_id <= %(checkpoint_id)s AND NOT EXISTS (SELECT FROM {schema}.writers AS newer"
-            f" WHERE newer.job_id = w.job_id AND newer.lineage = w.lineage AND newer.uid = w.uid"
+            "SELECT transaction_id, t.checkpoint_id FROM {schema}.transactions AS t"
+            f" JOIN {{schema}}.writers AS w USING (writer) WHERE {OF_SINK} AND w.generation = %(of_generation)s"
+            " AND w.run_id = %(of_run)s AND t.checkpoint_id <= %(checkpoint_id)s"
+            " AND NOT EXISTS (SELECT FROM {schema}.writers AS newer"
+            " WHERE newer.job_id = w.job_id AND newer.lineage = w.lineage AND newer.uid = w.uid"
             " AND newer.generation > %(generation)s AND w.subtask %% newer.parallelism = newer.subtask)"
-            " ORDER BY t.checkpoint_id, t.transaction FOR UPDATE OF t"
+            " ORDER BY t.transaction FOR UPDATE OF t"
         )
         values = {"of_generation": made.generation, "of_run": made.run_id, "checkpoint_id": made.checkpoint_id}
-        return [row[0] for row in connection.execute(self.statement(query), {**names_of(ctx), **values})]
+        rows = connection.execute(self.statement(query), {**names_of(ctx), **values}).fetchall()
+        return None if any(checkpoint < made.checkpoint_id for _, checkpoint in rows) else [row[0] for row in rows]
 
     def staged(self, connection: psycopg.Connection[Any], ctx: SinkContext) -> Sequence[str]:
         """Return the ids of all staged transactions of the sink, in order of id."""
