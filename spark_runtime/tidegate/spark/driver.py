@@ -111,7 +111,13 @@ class Driver:
         """Run the driver until the job ends, and return its exit code."""
         options = self._options_or_defaults()
         set_up(options.log_format, job=self._spec.job_id)
-        log = DecisionLog(self._store, self._layout, now_iso=now_iso, nonce=lambda: secrets.token_hex(8))
+        log = DecisionLog(
+            self._store,
+            self._layout,
+            now_iso=now_iso,
+            nonce=lambda: secrets.token_hex(8),
+            timeout_s=options.store_timeout.total_seconds(),
+        )
         self._listen_to_signals()
         # Before the fence is appended: a superseded launch must not fence the driver that is meant to run the job.
         refuse_if_superseded(self._store, self._layout, self._spec.number, self._launch)

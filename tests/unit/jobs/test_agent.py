@@ -418,3 +418,25 @@ def test_the_death_of_a_driver_on_its_own_host_ends_a_pause(world: World, monkey
     assert len(world.said) == 2
     assert world.said[1].endswith("(the driver is dead)")
     assert world.clock.monotonic() <= DEATH_S + 3
+
+
+def test_the_silence_of_a_driver_during_an_outage_of_the_store_is_not_held_against_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S9.2: it could not write its heartbeat while the agent could not read."""
+    request_running(world.client, world.spec, by="airflow")
+    world.agent.round()
+    world.begins(1)
+    assert not world.agent.round()
+    with monkeypatch.context() as outage:
+
+        def away(job: JobClient) -> object:
+            raise StoreError("away")
+
+        outage.setattr("tidegate.jobs.client.job_directory.JobDirectory.view", away)
+        world.clock.sleep(DEATH_S)
+        assert not world.agent.round()
+    assert not world.agent.round()
+    world.clock.sleep(DEATH_S)
+    assert world.agent.round(), "it stays silent after the outage"
+    assert world.launches == [(1, 1), (1, 2)]

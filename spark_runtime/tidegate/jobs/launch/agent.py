@@ -66,6 +66,11 @@ class JobSupervision:
         here = self._here
         return here is not None and here.pid is not None and not is_running(here.pid, here.process_started)
 
+    def interrupt(self) -> None:
+        """The job could not be read: its driver's silence is measured from the next time on."""
+        if self._heartbeat is not None:
+            self._heartbeat.interrupt()
+
     def decide(self, job: JobDirectory, desired: Desired, launchers: Mapping[str, Launcher]) -> Decision:
         """Read the job, which blocks on the store, and decide. Raises the errors of reading."""
         view = job.view()
@@ -144,6 +149,8 @@ class Agent:
                 busy = self.round()
             except TidegateError as error:
                 self._report("", f"the root cannot be read, and is read again in up to {MAX_POLL_S:g} s: {error}")
+                for watch in self._watches.values():
+                    watch.interrupt()
                 busy = False
             pause_s = MIN_POLL_S if busy else min(2 * pause_s, MAX_POLL_S)
             self._pause(over, pause_s)
@@ -168,6 +175,8 @@ class Agent:
                 self._reported.pop(job_id, None)
             except Exception as error:  # one job with damaged records must not stop the supervision of the others
                 known = isinstance(error, TidegateError)
+                if job_id in self._watches:
+                    self._watches[job_id].interrupt()
                 self._report(job_id, str(error) if known else f"{type(error).__name__}: {error}")
         return busy
 
