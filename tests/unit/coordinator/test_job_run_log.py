@@ -218,7 +218,7 @@ def test_when_it_is_open_whether_a_completion_is_in_the_log_nothing_is_said_and_
 def test_a_store_that_answers_in_time_delays_a_completion_and_nothing_is_said_meanwhile(takes: bool) -> None:
     """S9.2, S2.1: slots commit nothing before the entry is known to be there."""
     run = Run()
-    run.ask("savepoint")
+    run.ask()
     run.sent.clear()
     run.store.deaf, run.store.takes = ("decisions/",), takes
     pauses = itertools.count(1)

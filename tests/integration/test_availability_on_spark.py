@@ -1,0 +1,141 @@
+"""Adversaries from outside, on real Spark: silent strangers, a damaged state file, a frozen driver that keeps its
+cores. Each of them ended or blocked a job in an earlier version."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import RealJob
+from pipelines.counting import expected
+
+from tidegate.jobs.launch.launcher import LauncherSettings
+from tidegate.jobs.launch.local import LocalLauncher
+from tidegate.jobs.launches import find_local_driver
+
+ROWS = 24_000
+STRANGERS = 1_400
+"""Open connections that never say anything; the pending handshakes of an earlier version were 256."""
+
+
+class Strangers:
+    """Keeps STRANGERS silent connections open, to all ports on which driver and slots listen, also new ones."""
+
+    def __init__(self, driver: int) -> None:
+        self._driver = psutil.Process(driver)
+        self._over = threading.Event()
+        self._open: deque[socket.socket] = deque()
+        self.opened = 0
+        self.ports: set[int] = set()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+        while self._open:
+            self._open.pop().close()
+
+    def _run(self) -> None:
+        while not self._over.wait(0.01):
+            ports = self._listening()
+            for number in range(300):
+                for port in ports:
+                    self._connect(port, f"127.0.0.{number % 3 + 1}")
+            while len(self._open) > STRANGERS:
+                self._open.popleft().close()
+
+    def _listening(self) -> list[int]:
+        found: list[int] = []
+        with suppress(psutil.Error):
+            for process in [self._driver, *self._driver.children(recursive=True)]:
+                if process.name().startswith("python"):
+                    listening = [c for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+                    found += [connection.laddr.port for connection in listening]
+        self.ports |= set(found)
+        return found
+
+    def _connect(self, port: int, source: str) -> None:
+        with suppress(OSError):
+            self._open.append(socket.create_connection(("127.0.0.1", port), 1.0, (source, 0)))
+            self.opened += 1
+
+
+def test_a_job_restarts_while_strangers_hold_1400_silent_connections(local_job: RealJob) -> None:
+    """S9.1: they cost no restart beyond the one of the failure."""
+    job = local_job
+    job.start(rows=ROWS, rate=800.0, restart_attempts=1)
+    job.completed(1)
+    strangers = Strangers(job.driver_pid())
+    try:
+        job.until(lambda _: strangers.opened >= STRANGERS, "the strangers")
+        ports = set(strangers.ports)
+        os.kill(job.slot_pids()[0], signal.SIGKILL)
+        view = job.until_status("FINISHED", "FAILED")
+    finally:
+        strangers.close()
+    assert view.status.value == "FINISHED", view.failure
+    assert view.restarts == 1
+    assert strangers.ports > ports, "they have found the ports of the new run, too"
+    print(f"{strangers.opened:,} silent connections to {len(strangers.ports)} ports")
+    assert job.output() == expected(ROWS)
+
+
+def test_a_damaged_state_file_fails_the_job_at_once_and_is_named(local_job: RealJob) -> None:
+    """S9.1, S9.3: an earlier version restarted without end."""
+    job = local_job
+    job.start(rows=0, rate=4_000.0, checkpoint_interval="10 min", state_size_threshold="0 KiB")
+    job.until_status("RUNNING")
+    job.until(lambda _: job.hint().get("watermark_us"), "rows in the state")
+    command = job.client.send("checkpoint", issued_by="test")
+    assert job.client.wait_result(command.command_id, "60 s").ok
+    folder = Path(job.root, job.client.layout.checkpoints)
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "_metadata")
+    assert files != []
+    for path in files:
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    os.kill(job.slot_pids()[0], signal.SIGKILL)
+    view = job.until_status("FAILED")
+    assert view.restarts == 1, "the kill of the slot; the restore is not repeated"
+    assert view.failure is not None
+    assert "a restart cannot fix a snapshot that is damaged or does not fit: " in view.reason
+    assert any(path.name in view.reason for path in files), view.reason
+    assert "does not match its checksum" in view.reason
+
+
+@pytest.fixture
+def cluster_job(tmp_path: Path, standalone_cluster: str) -> Iterator[RealJob]:
+    job = RealJob(tmp_path, standalone_cluster)
+    yield job
+    job.end()
+
+
+@pytest.mark.slow
+def test_the_driver_that_replaces_a_frozen_one_gets_its_cores(cluster_job: RealJob) -> None:
+    """S9.2: all cores of the cluster belong to the frozen driver's application until it is killed."""
+    job = cluster_job
+    job.start(rows=ROWS, rate=4_000.0, slots_timeout="90 s")
+    job.completed(1)
+    frozen = psutil.Process(job.driver_pid())
+    frozen.suspend()
+    spec = job.client.specs()[-1]
+    LocalLauncher(LauncherSettings()).launch(job.client, spec)
+    view = job.until(lambda view: view.generation == 2 and view.status.value == "RUNNING", "the next driver")
+    running = find_local_driver(job.client.store, job.client.layout, spec.number)
+    assert running is not None and running.pid != frozen.pid
+    job.adopt_driver()
+    assert "ended the replaced driver of launch 1" in job.logs()
+    view = job.until_status("FINISHED", "FAILED")
+    assert view.status.value == "FINISHED", view.failure
+    assert view.restarts == 0
+    assert job.output() == expected(ROWS)
+    assert not frozen.is_running() or frozen.status() == psutil.STATUS_ZOMBIE
