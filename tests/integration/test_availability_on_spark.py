@@ -27,10 +27,17 @@ STRANGERS = 1_400
 
 
 class Strangers:
-    """Keeps STRANGERS silent connections open, to all ports on which driver and slots listen, also new ones."""
+    """Keeps STRANGERS silent connections open, to all ports on which driver and slots listen, also of new runs.
+
+    Spark's own ports in the same processes are spared: PySpark accepts no more connections after a few silent ones.
+    """
 
     def __init__(self, driver: int) -> None:
+        """Call it while a run is active: the slots are connected to the driver's port."""
         self._driver = psutil.Process(driver)
+        connections = self._driver.net_connections("tcp")
+        in_use = {c.laddr.port for c in connections if c.status == psutil.CONN_ESTABLISHED}
+        self._spared = self._listening_of(self._driver) - in_use
         self._over = threading.Event()
         self._open: deque[socket.socket] = deque()
         self.opened = 0
@@ -53,15 +60,23 @@ class Strangers:
             while len(self._open) > STRANGERS:
                 self._open.popleft().close()
 
-    def _listening(self) -> list[int]:
-        found: list[int] = []
-        with suppress(psutil.Error):
-            for process in [self._driver, *self._driver.children(recursive=True)]:
-                if process.name().startswith("python"):
-                    listening = [c for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
-                    found += [connection.laddr.port for connection in listening]
-        self.ports |= set(found)
+    def _listening(self) -> set[int]:
+        found = self._listening_of(self._driver)
+        with suppress(psutil.Error):  # slots end at any time
+            for process in self._driver.children(recursive=True):
+                parent = process.parent()
+                # PySpark's daemon is a child of the JVM, and slots are children of the daemon.
+                if process.name().startswith("python") and parent is not None and parent.name() != "java":
+                    found |= self._listening_of(process)
+        found -= self._spared
+        self.ports |= found
         return found
+
+    @staticmethod
+    def _listening_of(process: psutil.Process) -> set[int]:
+        with suppress(psutil.Error):
+            return {c.laddr.port for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+        return set()
 
     def _connect(self, port: int, source: str) -> None:
         with suppress(OSError):

@@ -82,6 +82,7 @@ class TcpOutputChannel:
 
         Raises:
             ChannelError: the batch is too large, or the receiving slot has ended.
+            DataError: a row is too large.
         """
         self._require_peer()
         sequence = self._sequence
