@@ -7,9 +7,10 @@ import os
 import signal
 import socket
 import threading
-from collections import deque
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 import psutil
@@ -23,11 +24,13 @@ from tidegate.jobs.launches import find_local_driver
 
 ROWS = 24_000
 STRANGERS = 1_400
-"""Open connections that never say anything; the pending handshakes of an earlier version were 256."""
+"""Open connections to each port that never say anything. In an earlier version, 256 of them were being authenticated
+for 5 s each, and the slots waited in the queue after them."""
 
 
 class Strangers:
-    """Keeps STRANGERS silent connections open, to all ports on which driver and slots listen, also of new runs.
+    """Keeps STRANGERS silent connections open to each port on which driver and slots listen, also of new runs. They are
+    replaced when the listener closes them.
 
     Spark's own ports in the same processes are spared: PySpark accepts no more connections after a few silent ones.
     """
@@ -39,7 +42,7 @@ class Strangers:
         in_use = {c.laddr.port for c in connections if c.status == psutil.CONN_ESTABLISHED}
         self._spared = self._listening_of(self._driver) - in_use
         self._over = threading.Event()
-        self._open: deque[socket.socket] = deque()
+        self._open: dict[int, list[socket.socket]] = defaultdict(list)
         self.opened = 0
         self.ports: set[int] = set()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -48,17 +51,15 @@ class Strangers:
     def close(self) -> None:
         self._over.set()
         self._thread.join()
-        while self._open:
-            self._open.pop().close()
+        for connection in chain.from_iterable(self._open.values()):
+            connection.close()
 
     def _run(self) -> None:
         while not self._over.wait(0.01):
-            ports = self._listening()
-            for number in range(300):
-                for port in ports:
+            for port in self._listening():
+                self._open[port] = [connection for connection in self._open[port] if _is_open(connection)]
+                for number in range(STRANGERS - len(self._open[port])):
                     self._connect(port, f"127.0.0.{number % 3 + 1}")
-            while len(self._open) > STRANGERS:
-                self._open.popleft().close()
 
     def _listening(self) -> set[int]:
         found = self._listening_of(self._driver)
@@ -79,9 +80,24 @@ class Strangers:
         return set()
 
     def _connect(self, port: int, source: str) -> None:
-        with suppress(OSError):
-            self._open.append(socket.create_connection(("127.0.0.1", port), 1.0, (source, 0)))
-            self.opened += 1
+        connection = socket.socket()
+        connection.setblocking(False)
+        connection.bind((source, 0))
+        connection.connect_ex(("127.0.0.1", port))
+        self._open[port].append(connection)
+        self.opened += 1
+
+
+def _is_open(connection: socket.socket) -> bool:
+    try:
+        is_open = connection.recv(100) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        is_open = False
+    if not is_open:
+        connection.close()
+    return is_open
 
 
 def test_a_job_restarts_while_strangers_hold_1400_silent_connections(local_job: RealJob) -> None:
@@ -91,7 +107,7 @@ def test_a_job_restarts_while_strangers_hold_1400_silent_connections(local_job: 
     job.completed(1)
     strangers = Strangers(job.driver_pid())
     try:
-        job.until(lambda _: strangers.opened >= STRANGERS, "the strangers")
+        job.until(lambda _: strangers.opened >= 3 * STRANGERS, "the strangers")
         ports = set(strangers.ports)
         os.kill(job.slot_pids()[0], signal.SIGKILL)
         view = job.until_status("FINISHED", "FAILED")
