@@ -7,6 +7,7 @@ are never deleted, even when a snapshot of the log contains them: a late zombie 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,20 +27,20 @@ from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import Decision, DecisionKind, encode, from_document, read_record, to_document
 from tidegate.jobs.stores.store import Store
 
+logger = logging.getLogger("tidegate.jobs")
+
 SNAPSHOT_ENTRIES = 256
 """Entries in one snapshot of the log. A new reader fetches a log of n entries with n/256 requests, and at most 255
 single entries."""
 MAX_APPEND_CONFLICTS = 64
 """How many fences of other drivers a driver accepts before its own, until it gives up."""
-MAX_AMBIGUOUS_WRITES = 5
-"""Attempts at one append when the store does not report whether it wrote the entry."""
 FIRST_PAUSE_S = 0.1
-"""Pause before the second attempt, in seconds. It doubles before each further attempt."""
-
-
-def retry_delay(attempt: int) -> None:
-    """Sleep before attempt `attempt + 1` at an append whose result is unknown."""
-    time.sleep(FIRST_PAUSE_S * 2 ** (attempt - 1))
+"""Pause before the second attempt at an append whose result is unknown, in seconds. It doubles with each attempt."""
+LONGEST_PAUSE_S = 5.0
+"""Longest pause between two attempts, in seconds: so long does a driver wait at most after the store answers again."""
+CLIENT_TIMEOUT_S = 10.0
+"""How long a client repeats an append without a clear answer, in seconds. Somebody waits for it and can repeat the
+command. Drivers use the option `store_timeout`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +69,29 @@ class DecisionLog:
         layout: JobLayout,
         now_iso: Callable[[], str],
         nonce: Callable[[], str],
-        pause: Callable[[int], None] = retry_delay,
+        pause: Callable[[float], None] = time.sleep,
         lock: AbstractContextManager[Any] | None = None,
+        timeout_s: float = CLIENT_TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Args: now_iso: returns the time, for entries. nonce: returns a new text at each call, unique across
-        processes. pause: waits before a repeated append; receives the number of failed attempts. lock: a reentrant
-        lock instead of a thread lock."""
+        """Create the log; reads nothing.
+
+        Args:
+            now_iso: returns the time, for entries.
+            nonce: returns a new text at each call, unique across processes.
+            pause: waits before a repeated append; receives seconds.
+            lock: a reentrant lock instead of a thread lock.
+            timeout_s: how long an append is repeated while the store does not report whether it wrote the entry. The
+                last attempt begins at the end of this time.
+            clock: steady time in seconds.
+        """
         self._store = store
         self._layout = layout
         self._now_iso = now_iso
         self._nonce = nonce
         self._pause = pause
+        self._timeout_s = timeout_s
+        self._clock = clock
         self._lock = lock if lock is not None else threading.RLock()
         self._entries: tuple[Decision, ...] = ()
         self._opened = False
@@ -198,32 +211,59 @@ class DecisionLog:
             entry, len(self._entries) + 1, self._entries[-1].generation if self._entries else 0
         )
         assert problem is None, problem
-        path, payload = self._layout.decision(number), encode(entry)
-        unclear = ""
-        for attempt in range(MAX_AMBIGUOUS_WRITES):
-            if attempt:
-                self._pause(attempt)
-            try:
-                self._create(path, payload, entry)
-                break
-            except (AlreadyExistsError, RecordError):
-                # Both are StoreErrors, but their result is clear, so that another attempt would not change it.
-                raise
-            except StoreError as error:
-                unclear = str(error)
-        else:
-            raise UnclearAnswerError(
-                f"the store did not report whether it wrote entry {number} ({kind!r}) of the decision log",
-                where=path,
-                cause=unclear,
-                remedy="No data is lost, but this driver ends. Restore the job from its latest recovery point: the new "
-                "driver reads from the log whether the entry exists",
-            )
+        self._create_with_answer(entry)
         # A new tuple, not a list that grows: `GenerationLog.decisions` returns it to other threads without the lock.
         self._entries += (entry,)
         if number % SNAPSHOT_ENTRIES == 0:
             self._write_snapshot(number)
         return entry
+
+    def _create_with_answer(self, entry: Decision) -> None:
+        """Create the entry; repeat that until its result is known, or the timeout has passed. Raises as `_append`."""
+        path, payload = self._layout.decision(entry.number), encode(entry)
+        began_s, pause_s, attempts = self._clock(), FIRST_PAUSE_S, 1
+        while True:
+            try:
+                self._create(path, payload, entry)
+            except (AlreadyExistsError, RecordError):
+                # Both are StoreErrors, but their result is clear, so that another attempt would not change it.
+                raise
+            except StoreError as error:
+                waited_s = self._clock() - began_s
+                if waited_s >= self._timeout_s:
+                    raise self._unclear(entry, path, waited_s, str(error)) from error
+                if attempts == 1:
+                    logger.warning(
+                        "the store does not report whether it wrote entry %d (%s) of the decision log; it is tried "
+                        "again for up to %g s, and nothing is decided meanwhile: %s",
+                        entry.number,
+                        entry.kind,
+                        self._timeout_s,
+                        error,
+                    )
+            else:
+                if attempts > 1:
+                    logger.warning(
+                        "entry %d (%s) of the decision log is written, after %d attempts in %.1f s",
+                        entry.number,
+                        entry.kind,
+                        attempts,
+                        self._clock() - began_s,
+                    )
+                return
+            # At least the first pause, so that rounding cannot make the rest of the time many tiny pauses.
+            self._pause(min(pause_s, max(FIRST_PAUSE_S, self._timeout_s - waited_s)))
+            pause_s, attempts = min(2 * pause_s, LONGEST_PAUSE_S), attempts + 1
+
+    def _unclear(self, entry: Decision, path: str, waited_s: float, cause: str) -> UnclearAnswerError:
+        return UnclearAnswerError(
+            f"the store did not report in {waited_s:.0f} s whether it wrote entry {entry.number} ({entry.kind!r}) of "
+            "the decision log",
+            where=path,
+            cause=cause,
+            remedy="No data is lost, but this driver ends. Restore the job from its latest recovery point: the new "
+            "driver reads from the log whether the entry exists. To wait longer for the store, raise store_timeout",
+        )
 
     def _create(self, path: str, payload: bytes, entry: Decision) -> None:
         """Create the entry. AlreadyExistsError: another entry exists. Other StoreError: the result is unknown."""
@@ -281,7 +321,7 @@ class GenerationLog:
         Raises:
             FencedError: a newer generation exists. Nothing was appended, and the driver must do nothing more.
             RecordError: `data` is not JSON, or an entry exists that cannot exist.
-            UnclearAnswerError: the result is unknown after several attempts. The entry may exist. The driver must end,
+            UnclearAnswerError: the result is still unknown after the timeout. The entry may exist. The driver must end,
                 and every later append or check raises the same error.
         """
         log = self._log

@@ -15,7 +15,15 @@ from dataclasses import dataclass, replace
 from tidegate.clock import now_iso
 from tidegate.errors import AlreadyExistsError, FencedError, NotFoundError, StoreError
 from tidegate.jobs.layout import JobLayout
-from tidegate.jobs.os_processes import child_processes, host_name, is_running, process_namespace, send_signal
+from tidegate.jobs.os_processes import (
+    child_processes,
+    host_name,
+    is_running,
+    kill_process_group,
+    process_group,
+    process_namespace,
+    send_signal,
+)
 from tidegate.jobs.records import Launch, encode, read_record
 from tidegate.jobs.stores.store import Store
 
@@ -57,6 +65,17 @@ class LocalDriver:
         if programs and number is not signal.SIGKILL:
             return True
         return send_signal(self.pid, self.launch.process_started, number)
+
+    def destroy(self) -> bool:
+        """Kill the process and its process group, which contains its JVM. Returns False when it has ended.
+
+        A driver has a process group of its own (`start_process`). A frozen JVM would not notice the end of a driver
+        that is killed alone, and would keep its executors.
+        """
+        if self.is_running() and process_group(self.pid) == self.pid:
+            kill_process_group(self.pid)
+            return True
+        return self.kill(signal.SIGKILL)
 
 
 def record_launch(

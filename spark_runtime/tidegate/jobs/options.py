@@ -115,6 +115,9 @@ class JobOptions:
         heartbeat_interval: time between heartbeats of slots and driver.
         heartbeat_timeout: time without a heartbeat after which a slot or driver counts as dead; longer than
             `heartbeat_interval`.
+        store_timeout: how long the driver repeats a write to the decision log while the store does not report whether
+            it succeeded. Meanwhile nothing is decided: no checkpoint completes, nothing is committed, no command is
+            answered. Then the driver ends with exit code 14 (S9.2).
         slot_progress_timeout: if a user function or connector in a live slot does not return for this long, the slot
             counts as hung, and the run restarts; None: never.
         stop_timeout: timeout of a stop that does not name one, from the moment the driver accepts the command to the
@@ -169,6 +172,7 @@ class JobOptions:
     channel_capacity: Size = Size("4 MiB", least="64 KiB")
     heartbeat_interval: Duration = Duration("1 s", least="10 ms")
     heartbeat_timeout: Duration = Duration("30 s", least="20 ms")
+    store_timeout: Duration = Duration("2 min")
     slot_progress_timeout: OptionalDuration = OptionalDuration("5 min")
     stop_timeout: Duration = Duration("10 min", least="1 ms")
     sigterm_timeout: Duration = Duration("20 s")

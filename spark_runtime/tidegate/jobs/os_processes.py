@@ -61,6 +61,19 @@ def send_signal(pid: int, started: str | None, number: signal.Signals) -> bool:
     return False
 
 
+def process_group(pid: int) -> int | None:
+    """Return the process group of a process; None: there is no such process."""
+    with suppress(ProcessLookupError):
+        return os.getpgid(pid)
+    return None
+
+
+def kill_process_group(group: int) -> None:
+    """Send SIGKILL to every process of a group, if there are any."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
 def child_processes(pid: int, word: str) -> tuple[tuple[int, str | None], ...]:
     """Return pid and start text of each child process of `pid` that has `word` in its command line."""
     try:

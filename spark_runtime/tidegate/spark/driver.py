@@ -39,11 +39,12 @@ from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.client.job_directory import JobDirectory
 from tidegate.jobs.decision_log import DecisionLog, GenerationLog
 from tidegate.jobs.launch.local import launch_successor
+from tidegate.jobs.launch.replaced_drivers import REPLACED_GRACE_S, end_on_this_host, replaced_launches
 from tidegate.jobs.launches import refuse_if_superseded
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.process_environment import STORAGE_OPTIONS_VARIABLE, storage_options_from
-from tidegate.jobs.records import Spec, read_record
+from tidegate.jobs.records import Decision, Spec, read_record
 from tidegate.jobs.stores.store_registry import open_store
 from tidegate.log_format import set_up
 from tidegate.plan.execution_plan import ExecutionPlan, make_execution_plan
@@ -111,7 +112,13 @@ class Driver:
         """Run the driver until the job ends, and return its exit code."""
         options = self._options_or_defaults()
         set_up(options.log_format, job=self._spec.job_id)
-        log = DecisionLog(self._store, self._layout, now_iso=now_iso, nonce=lambda: secrets.token_hex(8))
+        log = DecisionLog(
+            self._store,
+            self._layout,
+            now_iso=now_iso,
+            nonce=lambda: secrets.token_hex(8),
+            timeout_s=options.store_timeout.total_seconds(),
+        )
         self._listen_to_signals()
         # Before the fence is appended: a superseded launch must not fence the driver that is meant to run the job.
         refuse_if_superseded(self._store, self._layout, self._spec.number, self._launch)
@@ -129,6 +136,10 @@ class Driver:
         desk = CommandDesk(self._store, self._layout, self._spec, generation_log.generation, now_iso, time.time)
         retiring = CheckpointDeletion(self._store, generation_log.check)
         retiring.start()
+        # Later and on another thread: a living driver that notices the fence ends itself, and Spark starts meanwhile.
+        ending = threading.Timer(REPLACED_GRACE_S, self._end_replaced_drivers, (generation_log.decisions,))
+        ending.daemon = True
+        ending.start()
         try:
             return self._run_generation(log, generation_log, hint, desk, retiring)
         except SparkLostError:
@@ -152,9 +163,25 @@ class Driver:
             self._record_failure(generation_log, desk, termination_message("the pipeline was not built yet"), "")
             return EXIT_TERMINATED
         finally:
+            ending.cancel()
             desk.close()
             retiring.close()
             hint.close()
+
+    def _end_replaced_drivers(self, decisions: Sequence[Decision]) -> None:
+        """Kill drivers on this host that this one has fenced off, so that their Spark applications free their cores.
+
+        Args:
+            decisions: the log up to the own fence.
+        """
+        try:
+            job = JobDirectory(self._root, self._spec.job_id, self._storage_options)
+            for launch in end_on_this_host(replaced_launches(job, decisions)):
+                logger.warning(
+                    "ended the replaced driver of launch %d, process %s, which still ran", launch.attempt, launch.pid
+                )
+        except TidegateError as error:
+            logger.warning("whether a replaced driver still runs could not be checked: %s", error)
 
     def launch_successor(self) -> None:
         """After the death of the JVM: start the next driver, if the launcher of this one starts no more drivers.

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 GRACE_MS = ZOMBIE_MS + STALL_MS + 100
 """How long a retired folder stays besides a checkpoint's timeout, milliseconds: longer than any zombie lives."""
+STORE_TIMEOUT_S = 1.5
+"""How long an append is repeated: five attempts. Longer than most faults of the store, so that both ends occur."""
 POLL_MS = 80
 """About how often commands are looked for, milliseconds."""
 
@@ -114,8 +116,10 @@ class DriverProcess:
             self._layout,
             world.now_iso,
             world.nonce,
-            pause=lambda n: self._task().pause(10 * 2**n),
+            pause=lambda seconds: self._task().pause(int(seconds * 1000)),
             lock=Mutex(),
+            timeout_s=STORE_TIMEOUT_S,
+            clock=lambda: world.scheduler.now_ms / 1000,
         )
         generation_log = log.begin_generation(spec=self.spec.number, launch=self._launch)
         self._job = DriverJob(

@@ -61,7 +61,7 @@ class Driver:
     def dial_raw(self, slot: int) -> socket.socket:
         """An authenticated socket on which a test can send what it likes; blocking."""
         handshake = DiallerHandshake(Credentials(Role.CONTROL, 3, "run-7", SECRET), slot, DRIVER)
-        connection = dial(self.host, self.port, handshake, WAIT_S, "the driver")
+        connection = dial(self.host, self.port, lambda: handshake, WAIT_S, "the driver")
         connection.settimeout(WAIT_S)
         self._resources.callback(connection.close)
         return connection

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -21,12 +22,10 @@ from tidegate.channel.column_blocks import BlockLayout, begin_block
 from tidegate.channel.elements import CheckpointBarrier, Element, EndOfData, EndOfPartition, Watermark
 from tidegate.channel.failures import ChannelError, HandshakeError, PeerLostError, ProtocolError
 from tidegate.channel.tcp import wire_format
-from tidegate.channel.tcp.acceptor import Acceptor
 from tidegate.channel.tcp.data_transport import DataTransport, TcpInputChannel, TcpOutputChannel
-from tidegate.channel.tcp.handshake import Credentials, DiallerHandshake, ListenerHandshake, Role
+from tidegate.channel.tcp.handshake import Credentials, DiallerHandshake, Role
 from tidegate.channel.tcp.shared_blocks import SHARED_BYTES, SHARED_FROM_BYTES
-from tidegate.channel.tcp.socket_thread import SocketThread
-from tidegate.channel.tcp.sockets import HANDSHAKE_TIMEOUT_S, dial, listen_on
+from tidegate.channel.tcp.sockets import dial
 from tidegate.channel.tcp.wire_format import Kind
 
 SECRET = b"s" * 32
@@ -412,7 +411,7 @@ class Impostor:
         self.output = victim.open_output(1, 0)
         host, port = victim.listen("127.0.0.1")
         handshake = DiallerHandshake(Credentials(Role.DATA, 3, "run-7", SECRET), 0, 1)
-        self.connection = dial(host, port, handshake, WAIT_S, "slot 1")
+        self.connection = dial(host, port, lambda: handshake, WAIT_S, "slot 1")
         self.connection.settimeout(WAIT_S)
         resources.callback(self.connection.close)
         victim.connect({0: ("127.0.0.1", 0)}, WAIT_S)
@@ -527,52 +526,12 @@ def test_a_second_connection_of_a_slot_and_one_the_wrong_way_round_are_refused(r
     target = Slots(resources, 2**20).add(1)
     host, port = target.listen("127.0.0.1")
     credentials = Credentials(Role.DATA, 3, "run-7", SECRET)
-    resources.callback(dial(host, port, DiallerHandshake(credentials, 0, 1), WAIT_S, "slot 1").close)
+    resources.callback(dial(host, port, lambda: DiallerHandshake(credentials, 0, 1), WAIT_S, "slot 1").close)
     for slot in (0, 2):
         with pytest.raises(HandshakeError):
-            dial(host, port, DiallerHandshake(credentials, slot, 1), WAIT_S, "slot 1")
+            dial(host, port, partial(DiallerHandshake, credentials, slot, 1), WAIT_S, "slot 1")
     assert target.refused == {"the slot is connected already": 1, "only slots with a lower number may connect": 1}
     assert [t.failure for t in slots.transports] == [None, None]
-
-
-class Untimed(SocketThread):
-    """Notes what is to be done later; the test does it."""
-
-    def __init__(self) -> None:
-        super().__init__("test", on_error=lambda error: None)
-        self.later: list[tuple[float, Callable[[], None]]] = []
-
-    def call_later(self, delay_s: float, todo: Callable[[], None]) -> None:
-        self.later.append((delay_s, todo))
-
-
-def test_one_that_says_nothing_is_closed_in_time_and_holds_nobody_up(resources: ExitStack) -> None:
-    let_in: list[int] = []
-    arrived = threading.Event()
-
-    def take(connection: socket.socket, slot: int) -> None:
-        resources.callback(connection.close)
-        let_in.append(slot)
-        arrived.set()
-
-    thread = Untimed()
-    credentials = Credentials(Role.DATA, 3, "run-7", SECRET)
-    listener = listen_on("127.0.0.1")
-    acceptor = Acceptor(thread, listener, lambda: ListenerHandshake(credentials, 1), take)
-    resources.callback(thread.stop)
-    resources.callback(lambda: thread.call(acceptor.close))
-    thread.start()
-    thread.call(acceptor.open)
-    address = listener.getsockname()
-    with socket.create_connection(address, timeout=WAIT_S) as silent:
-        resources.callback(dial(*address, DiallerHandshake(credentials, 0, 1), WAIT_S, "slot 1").close)
-        assert arrived.wait(WAIT_S)
-        assert let_in == [0]
-        assert [delay_s for delay_s, _ in thread.later] == [HANDSHAKE_TIMEOUT_S] * 2
-        for _, todo in thread.later:
-            thread.call(todo)
-        assert silent.recv(1) == b""
-    assert acceptor.refused == {"the other process did not answer in time": 1}
 
 
 def test_a_slot_that_is_not_there_is_named(resources: ExitStack) -> None:

@@ -21,6 +21,7 @@ from tidegate.channel.elements import (
 from tidegate.channel.failures import ChannelError, ProtocolError
 from tidegate.channel.tcp import wire_format
 from tidegate.channel.tcp.wire_format import Kind
+from tidegate.errors import DataError
 from tidegate.snapshot.partial_rows import is_partial, partial_schema
 
 GOLDEN: list[tuple[Event, str]] = [
@@ -160,8 +161,23 @@ def test_a_damaged_batch_is_refused() -> None:
 def test_a_batch_beyond_the_bound_of_a_frame_names_its_size_and_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire_format, "MAX_FRAME_BYTES", 1_000)
     batch = pa.record_batch({"a": pa.array(range(1_000), pa.int64())})
-    with pytest.raises(ChannelError, match=r"1,000 rows, columns a.*Emit smaller batches"):
+    with pytest.raises(ChannelError, match=r"1,000 rows, columns a.*of at most 61 rows each"):
         wire_format.encode_batch(batch)
+
+
+def test_a_row_beyond_the_bound_of_a_frame_gets_advice_that_can_help() -> None:
+    """Smaller batches cannot: the batch has one row."""
+    photo = pa.array([bytes(wire_format.MAX_FRAME_BYTES + 1)], pa.large_binary())
+    batch = pa.record_batch({"id": pa.array([7]), "photo": photo})
+    with pytest.raises(DataError, match=r"a row of 268,43\d,\d{3} bytes.*column 'photo'.*send their path") as raised:
+        wire_format.encode_batch(batch)
+    assert "smaller batches" not in str(raised.value)
+
+
+def test_a_row_just_below_the_bound_is_sent() -> None:
+    batch = pa.record_batch({"photo": pa.array([bytes(wire_format.MAX_FRAME_BYTES - 4_096)], pa.binary())})
+    flags, payload = wire_format.encode_batch(batch)
+    assert wire_format.BatchDecoder(batch.schema).decode(flags, payload).equals(batch)
 
 
 def test_partial_rows_travel_with_their_schema() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,7 @@ class Run:
     def __init__(self, savepoint_directory: str | None = None, **options: Any) -> None:
         self.store = DeafStore(f"job-run-log-{next(_names)}")
         self.nonces = itertools.count()
+        self.on_pause: Callable[[], None] = lambda: None
         self.answers: list[ev.CommandAnswer] = []
         self.sent: list[Any] = []
         self.retired: list[int] = []
@@ -104,7 +107,14 @@ class Run:
             self.run.on_slot_message(SubtaskRunning(subtask))
 
     def open(self) -> DecisionLog:
-        return DecisionLog(self.store, LAYOUT, lambda: NOW, lambda: f"n{next(self.nonces)}", pause=lambda attempt: None)
+        return DecisionLog(
+            self.store,
+            LAYOUT,
+            lambda: NOW,
+            lambda: f"n{next(self.nonces)}",
+            pause=lambda seconds: self.on_pause(),
+            clock=partial(next, itertools.count()),  # one second at each look
+        )
 
     def broadcast(self, message: DriverMessage) -> None:
         self.sent.append(message)
@@ -202,6 +212,28 @@ def test_when_it_is_open_whether_a_completion_is_in_the_log_nothing_is_said_and_
     assert len(successor.read()) == 4 + takes
     with pytest.raises(UnclearAnswerError):
         run.run.facts.generation_log.append("status", {"status": "RUNNING"})
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_a_store_that_answers_in_time_delays_a_completion_and_nothing_is_said_meanwhile(takes: bool) -> None:
+    """S9.2, S2.1: slots commit nothing before the entry is known to be there."""
+    run = Run()
+    run.ask()
+    run.sent.clear()
+    run.store.deaf, run.store.takes = ("decisions/",), takes
+    pauses = itertools.count(1)
+
+    def answer_after_five_pauses() -> None:
+        assert run.answers == [] and run.sent == []
+        if next(pauses) == 5:
+            run.store.deaf = ()
+
+    run.on_pause = answer_after_five_pauses
+    run.ack_all(1)
+    assert next(pauses) == 6
+    assert [answer.code for answer in run.answers] == ["completed"]
+    assert len(run.entries("complete")) == 1
+    assert run.sent != []
 
 
 @pytest.mark.parametrize("what", ["claim", "abort", "committed", "end_of_data"])

@@ -20,6 +20,7 @@ from tidegate.jobs.launch.agent import Agent
 from tidegate.jobs.launch.desired_state import read_desired, request_running, request_stopped
 from tidegate.jobs.launch.launcher import DriverState
 from tidegate.jobs.launch.relaunch import LAUNCH_GRACE_S, RelaunchBudget
+from tidegate.jobs.launch.replaced_drivers import REPLACED_GRACE_S
 from tidegate.jobs.launches import record_launch, record_process
 from tidegate.jobs.os_processes import process_start_time
 from tidegate.jobs.records import Launch, Spec
@@ -39,6 +40,7 @@ class Place:
         self.while_handing_over: Callable[[], object] = lambda: None
         self.absent = DriverState.UNKNOWN
         self.process: tuple[int | None, str | None] = None, None
+        self.killed: list[tuple[int, bool]] = []
 
     def launch(self, client: JobClient, spec: Spec, attempt: int | None = None) -> Launch:
         self.before_launch()
@@ -60,7 +62,9 @@ class Place:
         return ""
 
     def kill(self, launch: Launch, *, graceful: bool = True) -> bool:
-        return False
+        self.killed.append((launch.attempt, graceful))
+        self.states[launch.attempt] = DriverState.GONE
+        return True
 
 
 class World:
@@ -418,3 +422,46 @@ def test_the_death_of_a_driver_on_its_own_host_ends_a_pause(world: World, monkey
     assert len(world.said) == 2
     assert world.said[1].endswith("(the driver is dead)")
     assert world.clock.monotonic() <= DEATH_S + 3
+
+
+def test_the_silence_of_a_driver_during_an_outage_of_the_store_is_not_held_against_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S9.2: it could not write its heartbeat while the agent could not read."""
+    request_running(world.client, world.spec, by="airflow")
+    world.agent.round()
+    world.begins(1)
+    assert not world.agent.round()
+    with monkeypatch.context() as outage:
+
+        def away(job: JobClient) -> object:
+            raise StoreError("away")
+
+        outage.setattr("tidegate.jobs.client.job_directory.JobDirectory.view", away)
+        world.clock.sleep(DEATH_S)
+        assert not world.agent.round()
+    assert not world.agent.round()
+    world.clock.sleep(DEATH_S)
+    assert world.agent.round(), "it stays silent after the outage"
+    assert world.launches == [(1, 1), (1, 2)]
+
+
+def test_a_replaced_driver_that_still_runs_is_ended_once_its_successor_has_begun(world: World) -> None:
+    """S9.2: it is frozen, and the resource manager keeps its cores for it."""
+    request_running(world.client, world.spec, by="airflow")
+    world.agent.round()
+    world.begins(1)
+    assert not world.agent.round()
+    world.clock.sleep(DEATH_S)
+    assert world.agent.round(), "it is silent, though its place says that it runs"
+    world.clock.sleep(REPLACED_GRACE_S)
+    assert not world.agent.round()
+    assert world.place.killed == [], "not before the fence: it may still be alive"
+    world.begins(2)
+    assert not world.agent.round()
+    assert world.place.killed == [], "a living driver may end by itself"
+    world.clock.sleep(REPLACED_GRACE_S)
+    for _ in range(3):
+        assert not world.agent.round()
+    assert world.place.killed == [(1, False)]
+    assert world.said[-1] == "flights: ended the replaced driver of launch 1, x-1, which still ran"

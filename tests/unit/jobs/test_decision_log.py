@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
@@ -12,7 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import FencedError, RecordError, StoreError, UnclearAnswerError
-from tidegate.jobs.decision_log import MAX_AMBIGUOUS_WRITES, SNAPSHOT_ENTRIES, DecisionLog, retry_delay
+from tidegate.jobs.decision_log import (
+    CLIENT_TIMEOUT_S,
+    LONGEST_PAUSE_S,
+    SNAPSHOT_ENTRIES,
+    DecisionLog,
+    GenerationLog,
+)
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import Decision, encode
 from tidegate.jobs.stores.in_memory import MemoryStore
@@ -58,9 +65,34 @@ def name() -> str:
     return secrets.token_hex(8)
 
 
-def log_on(store: Store, pauses: list[int] | None = None) -> DecisionLog:
-    pauses = [] if pauses is None else pauses
-    return DecisionLog(store, LAYOUT, lambda: NOW, lambda: f"n{next(_nonces)}", pause=pauses.append)
+class Clock:
+    """Time that passes only in pauses and, while a store does not answer, in requests."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.pauses: list[float] = []
+        self.on_pause: Callable[[], None] = lambda: None
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now_s += seconds
+        self.on_pause()
+
+
+def log_on(store: Store, clock: Clock | None = None, timeout_s: float = CLIENT_TIMEOUT_S) -> DecisionLog:
+    clock = clock or Clock()
+    return DecisionLog(
+        store,
+        LAYOUT,
+        lambda: NOW,
+        lambda: f"n{next(_nonces)}",
+        pause=clock.pause,
+        timeout_s=timeout_s,
+        clock=clock,
+    )
 
 
 def test_an_empty_log_has_no_entries() -> None:
@@ -225,10 +257,12 @@ def test_a_store_that_never_answers_clearly_ends_the_append() -> None:
     generation_log = log_on(store).begin_generation(spec=1, launch=1)
     store.answers = ["lost before"] * 100
     with pytest.raises(
-        UnclearAnswerError, match=r"entry 2 \('status'\).*00000002.json.*connection reset.*Restore the job"
+        UnclearAnswerError,
+        match=r"in 10 s whether it wrote entry 2 \('status'\).*00000002.json.*connection reset.*Restore the job.*"
+        r"store_timeout",
     ):
         generation_log.append("status", {"status": "RUNNING"})
-    assert len(store.answers) == 100 - MAX_AMBIGUOUS_WRITES
+    assert 0 < len(store.answers) < 100
 
 
 class DeafStore(MemoryStore):
@@ -267,29 +301,99 @@ def test_a_reign_that_does_not_know_what_it_wrote_is_over(takes: bool) -> None:
 
 def test_a_fence_without_a_clear_answer_begins_no_reign() -> None:
     """S9.2."""
-    store = UnreliableStore(name(), ["lost before"] * MAX_AMBIGUOUS_WRITES)
+    store = UnreliableStore(name(), ["lost before"] * 100)
     with pytest.raises(UnclearAnswerError, match=r"entry 1 \('fence'\)"):
         log_on(store).begin_generation(spec=1, launch=1)
+    store.answers = []
     assert log_on(store).begin_generation(spec=1, launch=2).generation == 1
 
 
-def test_attempts_at_an_append_are_some_time_apart() -> None:
-    pauses: list[int] = []
+def test_pauses_between_attempts_double_up_to_a_limit_and_the_last_attempt_is_at_the_end_of_the_time() -> None:
+    clock = Clock()
     store = UnreliableStore(name(), [])
-    generation_log = log_on(store, pauses).begin_generation(spec=1, launch=1)
+    generation_log = log_on(store, clock, timeout_s=20.0).begin_generation(spec=1, launch=1)
     generation_log.append("status", {"status": "RUNNING"})
-    assert pauses == []
-    store.answers = ["lost before", "lost before", "lost before"]
-    generation_log.append("status", {"status": "RESTARTING"})
-    assert pauses == [1, 2, 3]
+    assert clock.pauses == []
+    store.answers = ["lost before"] * 100
+    with pytest.raises(UnclearAnswerError):
+        generation_log.append("status", {"status": "RESTARTING"})
+    assert clock.pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 3.7])
+    assert max(clock.pauses) == LONGEST_PAUSE_S
 
 
-def test_each_pause_is_twice_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr("tidegate.jobs.decision_log.time.sleep", slept.append)
-    for attempt in range(1, MAX_AMBIGUOUS_WRITES):
-        retry_delay(attempt)
-    assert slept == pytest.approx([0.1, 0.2, 0.4, 0.8])
+class OutOfOrderStore(MemoryStore):
+    """Answers nothing before `until_s`; each request then takes `request_s`. The first create succeeds all the same
+    when it `takes`."""
+
+    def __init__(self, clock: Clock, until_s: float, request_s: float, takes: bool) -> None:
+        super().__init__(name())
+        self._clock, self._until_s, self._request_s = clock, until_s, request_s
+        self._takes = takes
+        self.out = False
+
+    def _answer(self) -> None:
+        if self.out and self._clock.now_s < self._until_s:
+            self._clock.now_s += self._request_s
+            raise StoreError("connection timed out")
+
+    def create(self, path: str, data: bytes) -> None:
+        if self.out and self._takes:
+            super().create(path, data)
+            self._takes = False
+        self._answer()
+        super().create(path, data)
+
+    def read(self, path: str) -> bytes:
+        self._answer()
+        return super().read(path)
+
+
+def appended_in_an_outage(
+    clock: Clock, store: OutOfOrderStore, caplog: pytest.LogCaptureFixture
+) -> tuple[GenerationLog, Decision]:
+    generation_log = log_on(store, clock, timeout_s=120.0).begin_generation(spec=1, launch=1)
+    store.out = True
+    entry = generation_log.append("complete", {"checkpoint_id": 1})
+    assert [record.message.partition(":")[0][:50] for record in caplog.records] == [
+        "the store does not report whether it wrote entry 2",
+        "entry 2 (complete) of the decision log is written,",
+    ]
+    return generation_log, entry
+
+
+@pytest.mark.parametrize("takes", [True, False], ids=["succeeded unnoticed", "failed"])
+@pytest.mark.parametrize("request_s", [0.0, 8.0], ids=["errors at once", "requests time out"])
+def test_a_store_that_is_out_of_order_for_45_s_delays_an_append(
+    takes: bool, request_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S9.2: the entry is there once, also if the first attempt had succeeded."""
+    clock = Clock()
+    store = OutOfOrderStore(clock, 45.0, request_s, takes)
+    generation_log, entry = appended_in_an_outage(clock, store, caplog)
+    assert 45.0 <= clock.now_s < 45.0 + LONGEST_PAUSE_S + request_s
+    generation_log.append("committed", {"checkpoint_id": 1})
+    assert log_on(store).read()[1:] == generation_log.decisions[1:]
+    assert log_on(store).read()[1] == entry
+
+
+def test_a_driver_fenced_during_an_outage_appends_nothing() -> None:
+    """S9.2."""
+    clock = Clock()
+    store = OutOfOrderStore(clock, 45.0, 0.0, takes=False)
+    old = log_on(store, clock, timeout_s=120.0).begin_generation(spec=1, launch=1)
+    store.out = True
+
+    def fence_after_30_s() -> None:
+        if clock.now_s >= 30.0:  # another host reaches the store
+            clock.on_pause = lambda: None
+            store.out = False
+            log_on(store).begin_generation(spec=1, launch=2)
+            store.out = True
+
+    clock.on_pause = fence_after_30_s
+    with pytest.raises(FencedError):
+        old.append("complete", {"checkpoint_id": 1})
+    assert [entry.kind for entry in log_on(store).read()] == ["fence", "fence"]
 
 
 def test_an_entry_whose_owner_cannot_be_read_is_looked_at_again() -> None:

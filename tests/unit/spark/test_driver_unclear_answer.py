@@ -57,7 +57,6 @@ class DeafSupervision:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(LocalStore, "create", create_and_forget)
             patch.setattr(LocalStore, "read_range", read_nothing)
-            patch.setattr("tidegate.jobs.decision_log.time.sleep", lambda seconds: None)
             self._job.status("WAITING_FOR_SLOTS")
         raise AssertionError("the append came back")
 
@@ -67,7 +66,7 @@ def test_the_driver_ends_with_its_own_code_and_answers_nothing(
 ) -> None:
     (tmp_path / "small.py").write_text(PIPELINE)
     client = JobClient(str(tmp_path / "jobs"), "small")
-    client.submit(pipeline=f"{tmp_path / 'small.py'}:build")
+    client.submit(pipeline=f"{tmp_path / 'small.py'}:build", options={"store_timeout": "150 ms"})
     command = client.send("savepoint", issued_by="test")
     monkeypatch.setattr(driver_module, "StreamingLoop", DeafSupervision)
     code = driver_module.main(["--root", client.root, "--job", "small", "--spec", "1", "--launch", "1"])

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from tidegate.channel.control.message_framing import MessageConnection, encode_message
@@ -247,7 +248,7 @@ class ControlClient:
         timeout_s: float = DIAL_TIMEOUT_S,
     ) -> None:
         credentials = Credentials(Role.CONTROL, generation, run_id, secret)
-        connection = dial(host, port, DiallerHandshake(credentials, slot, DRIVER), timeout_s, "the driver")
+        connection = dial(host, port, partial(DiallerHandshake, credentials, slot, DRIVER), timeout_s, "the driver")
         self._thread = SocketThread("tidegate-control", on_error=_log_error)
         self._end = _ControlEndpoint(self._thread, connection, on_message, on_lost)
         self._thread.start()

@@ -82,6 +82,7 @@ class TcpOutputChannel:
 
         Raises:
             ChannelError: the batch is too large, or the receiving slot has ended.
+            DataError: a row is too large.
         """
         self._require_peer()
         sequence = self._sequence
@@ -319,8 +320,8 @@ class DataTransport:
         deadline = time.monotonic() + timeout_s
         for slot, (host, port) in sorted(peers.items()):
             if slot > self._slot:
-                handshake = DiallerHandshake(self._credentials, self._slot, slot)
-                connection = dial(host, port, handshake, deadline - time.monotonic(), f"slot {slot}")
+                new_handshake = partial(DiallerHandshake, self._credentials, self._slot, slot)
+                connection = dial(host, port, new_handshake, deadline - time.monotonic(), f"slot {slot}")
                 # Attached on the I/O thread, because only that thread may use the selector.
                 self._thread.call(partial(self._attach, connection, slot))
         links = [self._link(slot) for slot in peers if slot != self._slot]

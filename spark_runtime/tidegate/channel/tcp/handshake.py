@@ -141,6 +141,11 @@ class ListenerHandshake:
         self.slot = -1
         self.needed = _HELLO.size
 
+    @property
+    def knows_run(self) -> bool:
+        """True when the dialler has sent a valid hello, which names the run. It need not know the secret."""
+        return bool(self._hello)
+
     def receive(self, data: bytes) -> bytes:
         """Process `needed` bytes and return the bytes to send.
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import time
+from collections.abc import Callable
 
 from tidegate.channel.failures import HandshakeError, PeerLostError
 from tidegate.channel.tcp.handshake import DiallerHandshake
 
 HANDSHAKE_TIMEOUT_S = 5.0
 """A connection that is not authenticated after this time is closed, seconds."""
+ATTEMPT_TIMEOUT_S = 2 * HANDSHAKE_TIMEOUT_S
+"""Timeout of one attempt to connect and authenticate, seconds. Longer than the listener's own, which then ends it."""
+FIRST_REDIAL_S = 0.05
+"""Longest pause before the second attempt to connect, seconds. It doubles with each attempt."""
+LONGEST_REDIAL_S = 1.0
+"""Longest pause between two attempts to connect, seconds: a dropped process has some 30 attempts in 30 s."""
 BACKLOG = 1_024
 """Connections that the kernel queues for a listener. In a large job, all slots connect at the same time."""
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
@@ -41,16 +49,56 @@ def tune(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def dial(host: str, port: int, handshake: DiallerHandshake, timeout_s: float, who: str) -> socket.socket:
+def dial(
+    host: str,
+    port: int,
+    new_handshake: Callable[[], DiallerHandshake],
+    timeout_s: float,
+    who: str,
+    pause: Callable[[float], None] = time.sleep,
+) -> socket.socket:
     """Connect and authenticate; blocks up to `timeout_s`. Return a tuned non-blocking socket.
 
+    Dials again after an attempt that was reset or was not answered: a listener that strangers flood with connections
+    may drop one of this process. A refusal, and an address where nobody listens, end the call at once.
+
     Args:
+        new_handshake: returns the handshake of one attempt.
         who: the expected listener, for errors: "slot 3", "the driver".
+        pause: waits between two attempts; receives seconds.
 
     Raises:
         PeerLostError: there is no listener, or it is too slow.
         HandshakeError: one of the sides refused.
     """
+    deadline = time.monotonic() + timeout_s
+    longest_s = FIRST_REDIAL_S
+    while True:
+        try:
+            return _dial_once(host, port, new_handshake(), min(deadline - time.monotonic(), ATTEMPT_TIMEOUT_S), who)
+        except (HandshakeError, PeerLostError) as error:
+            # Random, because many slots start, and are dropped, in the same moment.
+            pause_s = random.uniform(longest_s / 2, longest_s)
+            if not _may_pass(error) or time.monotonic() + pause_s >= deadline:
+                raise
+        pause(pause_s)
+        longest_s = min(2 * longest_s, LONGEST_REDIAL_S)
+
+
+def _may_pass(error: HandshakeError | PeerLostError) -> bool:
+    """Return whether another attempt may succeed."""
+    cause = error.__cause__
+    if isinstance(cause, socket.gaierror):
+        return cause.errno == socket.EAI_AGAIN
+    # A refused connection: no process has this port any more. A clean end of the connection: the listener refused.
+    return isinstance(cause, OSError) and not isinstance(cause, ConnectionRefusedError | HandshakeError | _RefusedError)
+
+
+class _RefusedError(ConnectionError):
+    """The listener ended the connection normally, without an answer."""
+
+
+def _dial_once(host: str, port: int, handshake: DiallerHandshake, timeout_s: float, who: str) -> socket.socket:
     deadline = time.monotonic() + timeout_s
     where = f"{who} at {host}:{port}"
     try:
@@ -93,6 +141,6 @@ def _receive_exactly(connection: socket.socket, size: int, deadline: float) -> b
         connection.settimeout(max(0.001, deadline - time.monotonic()))
         piece = connection.recv(size - len(received))
         if not piece:
-            raise ConnectionResetError("the other process closed the connection before it was authenticated")
+            raise _RefusedError("the other process closed the connection before it was authenticated")
         received += piece
     return received

@@ -27,6 +27,7 @@ from tidegate.channel.elements import (
 )
 from tidegate.channel.failures import ChannelError, ProtocolError
 from tidegate.channel.tcp.shared_blocks import Offer, Place
+from tidegate.errors import DataError
 from tidegate.snapshot.partial_rows import is_partial
 
 HEADER_BYTES = 16
@@ -234,6 +235,7 @@ def encode_batch(batch: pa.RecordBatch) -> tuple[int, pa.Buffer]:
 
     Raises:
         ChannelError: it is larger than `MAX_FRAME_BYTES`.
+        DataError: it has a single row, which is larger than that.
     """
     # A single IPC message of Arrow does not contain dictionaries, so these batches need a whole stream.
     if any(_has_dictionary(field.type) for field in batch.schema):
@@ -248,13 +250,29 @@ def encode_batch(batch: pa.RecordBatch) -> tuple[int, pa.Buffer]:
     else:
         flags, payload = 0, batch.serialize()
     if payload.size > MAX_FRAME_BYTES:
-        raise ChannelError(
-            f"a record batch of {payload.size:,} bytes is too large for a channel",
-            where=f"{batch.num_rows:,} rows, columns {', '.join(batch.schema.names)}",
-            cause=f"one batch may have at most {MAX_FRAME_BYTES:,} bytes",
-            remedy="Emit smaller batches from the operator, of about 64k rows each",
-        )
+        raise _too_large(batch, payload.size)
     return flags, payload
+
+
+def _too_large(batch: pa.RecordBatch, size_bytes: int) -> ChannelError | DataError:
+    """Return the error for a batch that no frame can hold. Smaller batches help only if it has several rows."""
+    sizes = {name: column.nbytes for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+    largest = max(sizes, key=lambda name: sizes[name])
+    if batch.num_rows == 1:
+        return DataError(
+            f"a row of {size_bytes:,} bytes is too large to be sent to another slot",
+            where=f"column {largest!r} has {sizes[largest]:,} bytes",
+            cause=f"one row may have at most {MAX_FRAME_BYTES:,} bytes between two slots",
+            remedy="Keep values of this size in files or an object store and send their path in the row, divide them "
+            "into several rows, or drop the column before the exchange",
+        )
+    rows = max(1, batch.num_rows * MAX_FRAME_BYTES // size_bytes // 2)
+    return ChannelError(
+        f"a record batch of {size_bytes:,} bytes is too large for a channel",
+        where=f"{batch.num_rows:,} rows, columns {', '.join(batch.schema.names)}; the largest is {largest!r}",
+        cause=f"one batch may have at most {MAX_FRAME_BYTES:,} bytes",
+        remedy=f"Emit smaller batches of these rows, of at most {rows:,} rows each",
+    )
 
 
 class BatchDecoder:

@@ -45,6 +45,10 @@ class HeartbeatObserver:
         self._seen, self._since = seen, self.monotonic()
         return not first
 
+    def interrupt(self) -> None:
+        """Start again, because the job could not be read: in an outage of the store, a living driver cannot write."""
+        self._seen = None
+
     def silent_s(self, view: JobView) -> float:
         """Observe the view, and return for how many seconds nothing has changed."""
         self.advanced(view)

@@ -18,8 +18,8 @@ from tidegate.jobs.client.waiter import HeartbeatObserver
 from tidegate.jobs.decision_log import last_fence
 from tidegate.jobs.launch.desired_state import read_desired, stop_requested_by
 from tidegate.jobs.launch.launcher import DriverState, Launcher
+from tidegate.jobs.launch.relaunch import Decision as RelaunchDecision
 from tidegate.jobs.launch.relaunch import (
-    Decision,
     LaunchDriver,
     Life,
     NoAction,
@@ -30,11 +30,12 @@ from tidegate.jobs.launch.relaunch import (
     decide_relaunch,
     launch_liveness,
 )
+from tidegate.jobs.launch.replaced_drivers import FenceWatch, end_by_launchers, replaced_launches
 from tidegate.jobs.launches import is_on_this_host, newest_attempt, read_launch
 from tidegate.jobs.layout import job_ids
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.os_processes import is_running
-from tidegate.jobs.records import Desired, Launch, Spec
+from tidegate.jobs.records import Decision, Desired, Launch, Spec
 from tidegate.jobs.status import JobView
 from tidegate.jobs.stores.store_registry import open_store
 
@@ -56,6 +57,8 @@ class JobSupervision:
         self._here: Launch | None = None
         self._launch: tuple[int, int] | None = None
         self._heartbeat: HeartbeatObserver | None = None
+        self._fence: Decision | None = None
+        self._fences = FenceWatch(monotonic)
         self.failed: tuple[int, int] | None = None
         self.given_up: Desired | None = None
         self.over: Desired | None = None
@@ -66,7 +69,12 @@ class JobSupervision:
         here = self._here
         return here is not None and here.pid is not None and not is_running(here.pid, here.process_started)
 
-    def decide(self, job: JobDirectory, desired: Desired, launchers: Mapping[str, Launcher]) -> Decision:
+    def interrupt(self) -> None:
+        """The job could not be read: its driver's silence is measured from the next time on."""
+        if self._heartbeat is not None:
+            self._heartbeat.interrupt()
+
+    def decide(self, job: JobDirectory, desired: Desired, launchers: Mapping[str, Launcher]) -> RelaunchDecision:
         """Read the job, which blocks on the store, and decide. Raises the errors of reading."""
         view = job.view()
         spec = job.spec(view.spec_number)
@@ -97,11 +105,22 @@ class JobSupervision:
         if place is DriverState.GONE and self._gone != key:
             # The driver may have written its last entries after `view` was read, so GONE counts at the second time.
             self._gone, place = key, DriverState.RUNNING
-        fence = last_fence(job.decisions())
+        fence = self._fence = last_fence(job.decisions())
         begun = fence is not None and (fence.data["spec"], fence.data["launch"]) == key
         handed_over = self.failed == key or launch.pid is not None or launch.external_id is not None
         silent, waited_s = self._heartbeat.is_silent(view), self._heartbeat.silent_s(view)
         return launch_liveness(begun=begun, handed_over=handed_over, place=place, silent=silent, waited_s=waited_s)
+
+    def end_replaced(self, job: JobDirectory, launchers: Mapping[str, Launcher]) -> list[Launch]:
+        """Kill drivers before the newest fence that still run after a grace period, once; return their launches.
+
+        A frozen driver would keep its cores, and the new driver would wait for slots. Raises the errors of reading.
+        """
+        if not self._fences.is_due(self._fence):
+            return []
+        killed = end_by_launchers(replaced_launches(job, job.decisions()), launchers)
+        self._fences.done()
+        return killed
 
 
 class Agent:
@@ -144,6 +163,8 @@ class Agent:
                 busy = self.round()
             except TidegateError as error:
                 self._report("", f"the root cannot be read, and is read again in up to {MAX_POLL_S:g} s: {error}")
+                for watch in self._watches.values():
+                    watch.interrupt()
                 busy = False
             pause_s = MIN_POLL_S if busy else min(2 * pause_s, MAX_POLL_S)
             self._pause(over, pause_s)
@@ -168,6 +189,8 @@ class Agent:
                 self._reported.pop(job_id, None)
             except Exception as error:  # one job with damaged records must not stop the supervision of the others
                 known = isinstance(error, TidegateError)
+                if job_id in self._watches:
+                    self._watches[job_id].interrupt()
                 self._report(job_id, str(error) if known else f"{type(error).__name__}: {error}")
         return busy
 
@@ -189,6 +212,9 @@ class Agent:
                 )
             case NoAction():
                 pass
+        for launch in watch.end_replaced(job, self._launchers):
+            place = f"process {launch.pid}" if launch.pid is not None else launch.external_id
+            self._say(f"{job_id}: ended the replaced driver of launch {launch.attempt}, {place}, which still ran")
         return False
 
     def _launch(self, job: JobDirectory, watch: JobSupervision, desired: Desired, attempt: int, why: str) -> bool:

@@ -235,7 +235,7 @@ class ProcessLauncher:
         """See `Launcher.kill`."""
         if not is_on_this_host(launch) or launch.pid is None:
             return False
-        return LocalDriver(launch).kill(signal.SIGTERM if graceful else signal.SIGKILL)
+        return LocalDriver(launch).kill(signal.SIGTERM) if graceful else LocalDriver(launch).destroy()
 
     @staticmethod
     def log_place(launch: Launch) -> str:
