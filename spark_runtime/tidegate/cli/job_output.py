@@ -319,7 +319,7 @@ def _source_text(source: SourceView) -> str:
     parts = [source.boundedness]
     if source.records is not None:
         parts.append(records_text(source.records))
-    parts += details_texts(source.details)
+    parts += details_texts({name: fact for name, fact in source.details.items() if name != OUTAGE})
     if source.end_of_data:
         parts.append("ended")
     elif source.played_all:

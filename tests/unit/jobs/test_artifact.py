@@ -66,6 +66,9 @@ def test_caches_hidden_names_and_environments_stay_out(tmp_path: Path) -> None:
         "env/pyvenv.cfg",
         "env/lib/x.py",
         ".venv/y",
+        "jobs/orders/specs/000001.json",
+        "jobs/orders/artifacts/aa/code.zip",
+        "jobs/orders/decisions/0000000001.json",
     ):
         (tmp_path / "code" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "code" / name).write_text("x")

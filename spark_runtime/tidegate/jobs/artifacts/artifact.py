@@ -96,8 +96,8 @@ class PackedArtifact:
 
 
 def pack(path: str) -> PackedArtifact:
-    """Read the code to pin: a file, or a folder without `__pycache__`, hidden names, virtual environments and compiled
-    files.
+    """Read the code to pin: a file, or a folder without `__pycache__`, hidden names, virtual environments, compiled
+    files and directories of jobs.
 
     A folder that is a Python package (with an `__init__.py`) keeps its name inside the artifact, so that it is imported
     under this name. The contents of any other folder become the artifact's root. Symbolic links to files are followed,
@@ -312,8 +312,11 @@ def _files_of(folder: str, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_excluded_folder(directory: str, name: str) -> bool:
-    environment = os.path.isfile(os.path.join(directory, name, "pyvenv.cfg"))
-    return name.startswith(".") or name in _EXCLUDED_FOLDERS or environment
+    folder = os.path.join(directory, name)
+    environment = os.path.isfile(os.path.join(folder, "pyvenv.cfg"))
+    # A job root inside the folder would be copied into itself with every submission.
+    is_job = all(os.path.isdir(os.path.join(folder, part)) for part in ("artifacts", "specs"))
+    return name.startswith(".") or name in _EXCLUDED_FOLDERS or environment or is_job
 
 
 def _manifest(files: tuple[tuple[str, bytes], ...]) -> ArtifactManifest:
