@@ -23,6 +23,7 @@ from tidegate.jobs.launch.local import LocalLauncher
 from tidegate.jobs.launches import find_local_driver
 
 ROWS = 24_000
+OUTAGE = Path(__file__).parent / "pipelines" / "outage.py"
 STRANGERS = 1_400
 """Open connections to each port that never say anything. In an earlier version, 256 of them were being authenticated
 for 5 s each, and the slots waited in the queue after them."""
@@ -141,6 +142,25 @@ def test_a_damaged_state_file_fails_the_job_at_once_and_is_named(local_job: Real
     assert "a restart cannot fix a snapshot that is damaged or does not fit: " in view.reason
     assert any(path.name in view.reason for path in files), view.reason
     assert "does not match its checksum" in view.reason
+
+
+def test_an_outage_of_the_store_longer_than_heartbeat_timeout_costs_no_restart(local_job: RealJob) -> None:
+    """S9.2: the driver waits, the slots work on, and the ambiguous write that had succeeded counts once."""
+    job = local_job
+    job.start(
+        rows=ROWS,
+        rate=1_500.0,
+        pipeline=OUTAGE,
+        heartbeat_interval="500 ms",
+        heartbeat_timeout="2 s",
+    )
+    view = job.until_status("FINISHED", "FAILED")
+    assert view.status.value == "FINISHED", view.failure
+    assert view.restarts == 0
+    log = job.logs()
+    assert "the store does not report whether it wrote entry" in log
+    assert "(complete) of the decision log is written, after" in log
+    assert job.output() == expected(ROWS)
 
 
 @pytest.fixture

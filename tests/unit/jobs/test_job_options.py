@@ -205,3 +205,11 @@ def test_options_are_frozen_and_can_be_replaced() -> None:
 def test_every_option_is_documented() -> None:
     documented = JobOptions.__doc__ or ""
     assert all(f"        {field.name}: " in documented for field in dataclasses.fields(JobOptions))
+
+
+def test_the_time_for_a_store_outage_is_two_minutes_and_needs_a_unit() -> None:
+    """S9.2."""
+    assert JobOptions().store_timeout == timedelta(minutes=2)
+    assert JobOptions.from_mapping({"store_timeout": "45 s"}).store_timeout == timedelta(seconds=45)
+    with pytest.raises(OptionError, match="store_timeout"):
+        JobOptions.from_mapping({"store_timeout": 45})
