@@ -33,6 +33,7 @@ _MODULES = (
     "tidegate.state.rocksdb.row_codec",
     "tidegate.state.rocksdb.key_columns",
     "tidegate.state.rocksdb.row_cache",
+    "tidegate.connectors.files.source.repeated_names",
 )
 
 
