@@ -48,6 +48,8 @@ def finished(job: RealJob) -> JobView:
     return view
 
 
+@pytest.mark.slow
+@pytest.mark.gate
 def test_a_job_commits_once_and_says_so(local_job: RealJob) -> None:
     """S8.1: and what needs barriers is answered."""
     start(local_job, ROWS, "build", PIPELINE, allow_mode_dependent=True)

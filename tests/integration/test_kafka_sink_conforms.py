@@ -79,6 +79,8 @@ class _OnKafka(SinkConformance):
         return [int(value) for value in files.to_table().column("value").to_pylist()]
 
 
+@pytest.mark.slow
+@pytest.mark.gate
 class TestKafkaAppending(_OnKafka):
     """S7.4."""
 

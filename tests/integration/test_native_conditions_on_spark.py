@@ -201,6 +201,8 @@ def kept_in(spark: SparkSession, form: str, folder: Path) -> DataFrame:
         pytest.param("memory", 15, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
+@pytest.mark.gate
 def test_spark_gives_what_arrow_gives_for_every_condition_that_it_is_asked_for(
     spark: SparkSession, form: str, examples: int, tmp_path: Path
 ) -> None:

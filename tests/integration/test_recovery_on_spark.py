@@ -13,6 +13,8 @@ ROWS = 24_000
 HANGING = Path(__file__).parent / "pipelines" / "hanging.py"
 
 
+@pytest.mark.slow
+@pytest.mark.gate
 def test_a_slot_whose_user_function_does_not_return_is_found_hung_and_the_job_recovers(local_job: RealJob) -> None:
     """S9.1."""
     local_job.start(rows=ROWS, rate=4_000.0, pipeline=HANGING, slot_progress_timeout="6 s")
@@ -50,6 +52,8 @@ def test_two_cancels_are_both_answered_canceled(local_job: RealJob) -> None:
     local_job.until_status("CANCELED")
 
 
+@pytest.mark.slow
+@pytest.mark.gate
 def test_the_death_of_the_jvm_ends_the_driver_and_the_next_one_continues_the_job(local_job: RealJob) -> None:
     """S9.1: it uses up no restart, because it is no failure of the job."""
     local_job.start(rows=ROWS, rate=4_000.0, restart_strategy="none")

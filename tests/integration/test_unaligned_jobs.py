@@ -30,6 +30,8 @@ def in_flight_bytes(job: RealJob) -> float:
     return float(sum(metrics["in_flight_bytes"] for metrics in last.data["subtasks"].values()))
 
 
+@pytest.mark.slow
+@pytest.mark.gate
 def test_under_backpressure_checkpoints_overtake_what_a_savepoint_waits_for_and_a_restore_is_exact(
     local_job: RealJob,
 ) -> None:
