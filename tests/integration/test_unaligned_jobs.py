@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from conftest import RealJob
 from pipelines.counting import expected
 
