@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 import pytest
@@ -44,7 +44,7 @@ class Processes:
             [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, start_new_session=True
         )
         self._resources.callback(process.wait, WAIT_S)
-        self._resources.callback(process.kill)
+        self._resources.callback(_kill_group, process.pid)
         assert process.stdout is not None
         child = int(process.stdout.readline())
         store, layout = self.client.store, self.client.layout
@@ -59,6 +59,12 @@ class Processes:
 
     def freeze(self, attempt: int) -> None:
         os.killpg(self.parents[attempt].pid, signal.SIGSTOP)
+
+
+def _kill_group(leader: int) -> None:
+    """End a process and its children."""
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 @pytest.fixture
