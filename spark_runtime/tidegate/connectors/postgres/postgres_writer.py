@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import psycopg
 
 COMMIT_ORDER_TIMEOUT_S = 60.0
-"""Longest wait, in seconds, of an upsert for an older checkpoint that another subtask must commit after a rescale."""
+"""Longest wait, in seconds, of an upsert for an older checkpoint that another subtask must commit first."""
 COMMIT_ORDER_POLL_S = 0.1
 """Interval, in seconds, of the checks during that wait."""
 
